@@ -1,0 +1,40 @@
+"""The section `data`: which text, which tokenizer, how samples are cut and read."""
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from parallel.config import Section
+
+# A path in a YAML file is relative to that file's folder; the reader makes it absolute (see parallel.config_file).
+TextPath = Annotated[Path, Field(strict=False)]
+
+
+class TokenizerConfig(Section):
+    """A sentencepiece BPE with byte fallback: trained on the training text, or given."""
+
+    vocab_size: int = Field(8000, ge=300, description="pieces, with bos, eos, pad, unk and 256 bytes among them")
+    character_coverage: float = Field(0.9995, gt=0.0, le=1.0,
+                                      description="share of the characters with a piece of their own; the rest: bytes")
+    model: TextPath | None = Field(None, description="an existing sentencepiece .model to use instead of training one")
+
+
+class DataConfig(Section):
+    """Text to samples: see data/README.md."""
+
+    path: TextPath | dict[str, TextPath] = Field(
+        description="training text: a .txt or .jsonl file (also gzip) or a folder of them; or corpus name -> such a path")
+    valid_path: TextPath | dict[str, TextPath] | None = Field(
+        None, description="validation text, with the corpus names of `path`; null: the end of each corpus is held out")
+    valid_fraction: float = Field(0.02, gt=0.0, lt=0.5, description="share held out where valid_path is null")
+    document: Literal["file", "line"] = Field("file", description="what one document is in a .txt file")
+    on_bad_text: Literal["error", "replace", "skip"] = Field(
+        "error", description="invalid UTF-8 or NUL: stop; put U+FFFD (NUL: nothing) in its place; or leave the document out")
+    seq_length: int = Field(128, ge=2, description="tokens that a sample predicts (it holds one more)")
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    prepared_dir: TextPath = Field(description="where the tokenizer, the MindRecord files and the manifest go")
+    num_shards: int = Field(4, ge=1, le=1000, description="MindRecord files of the training set")
+    num_workers: Literal["auto"] | int = Field(
+        "auto", description="threads that read, processes that write; auto: 60 % of the cores, at least 1")
+    prefetch: int = Field(8, ge=1, le=128, description="batches read ahead")
+    cache: Literal["none", "memory"] = Field("none", description="memory: all samples are read once and kept")

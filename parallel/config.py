@@ -1,0 +1,20 @@
+"""The base of every config section, and the section `parallel`."""
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """One section of a run's config: unknown keys and wrong types are refused, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ParallelConfig(Section):
+    """How the ranks are laid out: world_size = dp * tp * pp."""
+
+    dp: Literal["auto"] | int = Field("auto", description="data-parallel ranks; auto: world size / (tp * pp)")
+    tp: int = Field(1, ge=1, description="tensor-parallel ranks")
+    pp: int = Field(1, ge=1, description="pipeline stages")
+    num_micro_batches: Literal["auto"] | int = Field(
+        "auto", description="micro-batches a step and rank; auto: global_batch_size / (dp * micro_batch_size)")
