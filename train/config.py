@@ -1,0 +1,98 @@
+"""The whole config of a run: each room's section, and the rules that cross sections."""
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ckpt.config import CkptConfig
+from data.config import DataConfig
+from eval.config import EvalConfig
+from model.config import ModelConfig
+from parallel import config_file
+from parallel.config import ParallelConfig, Section
+
+
+class RunSection(Section):
+    """Which run this is."""
+
+    name: str = Field("smoke", pattern=r"^[A-Za-z0-9._-]+$", description="folder of the run below `dir`")
+    dir: Annotated[Path, Field(strict=False)] = Field(description="folder that holds the runs")
+    seed: int = Field(1234, ge=0, lt=2**31, description="initial weights, sample order, dropout, generated samples")
+
+    @property
+    def folder(self) -> Path:
+        """<dir>/<name>."""
+        return self.dir / self.name
+
+
+class TrainConfig(Section):
+    """The optimization."""
+
+    total_steps: int = Field(400, ge=1, description="optimizer updates of the whole run; the schedule's length")
+    stop_at_step: int | None = Field(None, ge=1, description="save and end here; the schedule keeps its length")
+    global_batch_size: int = Field(16, ge=1, description="samples in one update, over all ranks and micro-batches")
+    micro_batch_size: int = Field(8, ge=1, description="samples that one rank computes at once")
+    lr: float = Field(1e-3, gt=0.0, description="peak learning rate")
+    min_lr: float = Field(0.0, ge=0.0, description="floor of the schedule")
+    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="shape after the warm-up")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    weight_decay: float = Field(0.1, ge=0.0, description="decoupled; not on biases and norms")
+    betas: tuple[float, float] = Field((0.9, 0.95), strict=False, description="AdamW's decay of the two moments")
+    eps: float = Field(1e-8, gt=0.0, description="AdamW's epsilon")
+    clip_norm: float | None = Field(1.0, gt=0.0, description="largest global gradient norm; null: no clipping")
+    log_every_steps: int = Field(10, ge=1, description="steps between two lines on the console")
+
+
+class LossScaleConfig(Section):
+    """Loss scale: dynamic with growth and backoff, or fixed."""
+
+    dynamic: bool = Field(False, description="halve at overflow, double after growth_interval good steps")
+    initial: float = Field(1.0, gt=0.0, description="scale of the first step; the scale itself where not dynamic")
+    growth_interval: int = Field(1000, ge=1, description="good steps in a row before the scale doubles")
+    min: float = Field(1.0, gt=0.0, description="the scale never falls below")
+    max: float = Field(2.0**24, gt=0.0, description="the scale never rises above")
+
+
+class PrecisionConfig(Section):
+    """Number formats. This version trains in float32 (O0)."""
+
+    level: Literal["O0"] = Field("O0", description="O0: float32 everywhere")
+    loss_scale: LossScaleConfig = LossScaleConfig()
+
+
+class RunConfig(Section):
+    """One run, from text to checkpoint."""
+
+    run: RunSection
+    model: ModelConfig = ModelConfig()
+    data: DataConfig
+    parallel: ParallelConfig = ParallelConfig()
+    train: TrainConfig = TrainConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    eval: EvalConfig = EvalConfig()
+    ckpt: CkptConfig = CkptConfig()
+
+    @model_validator(mode="after")
+    def _rules(self):
+        m, t = self.model, self.train
+        if m.hidden_size % m.num_heads:
+            raise ValueError(f"model.num_heads={m.num_heads} does not divide model.hidden_size={m.hidden_size}: allowed "
+                             f"are {', '.join(str(h) for h in range(1, m.hidden_size + 1) if m.hidden_size % h == 0)}")
+        if self.data.seq_length > m.seq_length:
+            raise ValueError(f"data.seq_length={self.data.seq_length} is longer than model.seq_length={m.seq_length}, the "
+                             "model's longest context: lower the one or raise the other")
+        if t.warmup_steps > t.total_steps:
+            raise ValueError(f"train.warmup_steps={t.warmup_steps} exceeds train.total_steps={t.total_steps}")
+        if t.min_lr > t.lr:
+            raise ValueError(f"train.min_lr={t.min_lr} exceeds train.lr={t.lr}")
+        if not all(0.0 <= b < 1.0 for b in t.betas):
+            raise ValueError(f"train.betas={list(t.betas)}: each must be at least 0 and below 1")
+        s = self.precision.loss_scale
+        if not s.min <= s.initial <= s.max:
+            raise ValueError(f"precision.loss_scale.initial={s.initial} must lie between min={s.min} and max={s.max}")
+        return self
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read and check a run's YAML file, with `key=value` overrides. Raises UserError."""
+    return config_file.load(path, RunConfig, overrides or [])
