@@ -1,0 +1,43 @@
+"""Writing that survives a crash: data reaches the disk before its name does."""
+import hashlib
+import os
+from pathlib import Path
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: Path) -> None:
+    """Make a file's content durable."""
+    with open(path, "rb") as f:
+        os.fsync(f.fileno())
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small text file such that a reader, now or after a crash, finds the old content or the new, never a part."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    with open(temporary, "w", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, path)
+    fsync_folder(path.parent)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256_by_blocks(f)
+
+
+def _sha256_by_blocks(f) -> str:  # Python 3.10 has no file_digest
+    digest = hashlib.sha256()
+    while block := f.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,166 @@
+"""Checkpoints on disk.
+
+    checkpoints/step_00000200/   model.safetensors  optimizer.safetensors  state.json  config.yaml  manifest.json
+    checkpoints/latest           the name of the newest one, for people and scripts
+
+A checkpoint is written to a `.tmp-` folder, its files and their SHA-256 sums reach the disk, then the folder gets its name, then
+`latest` moves, then old ones go. Order is by the step in `state.json` alone: names and times of files may lie after a copy.
+
+safetensors' own reader and writer are used, not MindSpore's: `mindspore.save_checkpoint` does no fsync, removes an existing target
+before it writes, and its checksums are optional and unnoticed when missing.
+"""
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from ckpt.files import fsync_file, fsync_folder, replace_text, sha256
+from parallel.errors import UserError
+
+MODEL, OPTIMIZER, STATE, CONFIG, MANIFEST = "model", "optimizer", "state.json", "config.yaml", "manifest.json"
+TENSOR_FILES = {MODEL: "model.safetensors", OPTIMIZER: "optimizer.safetensors"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The full state of a run after `step` updates.
+
+    tensors: {"model": name -> array, "optimizer": name -> array}; state: all that is not a tensor (step, consumed_samples, seed,
+    hashes, versions ...), JSON; config: the resolved config as YAML.
+    """
+
+    tensors: dict[str, dict[str, np.ndarray]]
+    state: dict
+    config: str
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self.state["step"]
+
+
+class BrokenCheckpoint(Exception):
+    """A folder that is no whole checkpoint; the text says what is wrong with it."""
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return root / f"step_{step:08d}"
+
+
+def save(root: Path, checkpoint: Checkpoint, keep_last: int) -> Path:
+    """Write a checkpoint below `root`, make it `latest`, and remove all but the newest `keep_last`. Returns its folder."""
+    final = folder_of(root, checkpoint.step)
+    temporary = root / f".tmp-{final.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for part, name in TENSOR_FILES.items():
+        if part in checkpoint.tensors:
+            save_file({n: np.ascontiguousarray(a) for n, a in checkpoint.tensors[part].items()}, temporary / name)
+    (temporary / STATE).write_text(json.dumps(checkpoint.state, indent=1), encoding="utf-8")
+    (temporary / CONFIG).write_text(checkpoint.config, encoding="utf-8")
+    files = {f.name: {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in sorted(temporary.iterdir())}
+    (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+    for f in temporary.iterdir():
+        fsync_file(f)
+    fsync_folder(temporary)
+    if final.exists():  # a broken one, or one from before a resume from an earlier step
+        shutil.rmtree(final)
+    temporary.rename(final)
+    fsync_folder(root)
+    replace_text(root / "latest", final.name + "\n")
+    rotate(root, keep_last)
+    return final
+
+
+def rotate(root: Path, keep_last: int) -> None:
+    """Remove all checkpoints but the newest `keep_last`, by step. What is not a whole checkpoint is left alone."""
+    for folder in steps(root)[:-keep_last]:
+        shutil.rmtree(folder)
+
+
+def steps(root: Path) -> list[Path]:
+    """Folders below `root` that name themselves checkpoints (their state can be read), by ascending step."""
+    found = []
+    for folder in root.glob("*/") if root.is_dir() else ():
+        if not folder.name.startswith("."):
+            try:
+                found.append((_read_state(folder)["step"], folder.name, folder))
+            except BrokenCheckpoint:
+                continue  # not a checkpoint, or not a whole one: nothing of ours to order or to remove
+    return [folder for *_, folder in sorted(found)]
+
+
+def _read_state(folder: Path) -> dict:
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        if type(state["step"]) is not int:
+            raise BrokenCheckpoint(f"{folder / STATE}: step is not a number")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BrokenCheckpoint(f"{folder / STATE} cannot be read ({error})") from None
+    return state
+
+
+def verify(folder: Path) -> None:
+    """Raise BrokenCheckpoint unless every file is there with the size and SHA-256 of the manifest."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        for name, expected in files.items():
+            path = folder / name
+            if path.stat().st_size != expected["bytes"]:
+                raise BrokenCheckpoint(f"{path} has {path.stat().st_size} bytes, not {expected['bytes']}")
+            if sha256(path) != expected["sha256"]:
+                raise BrokenCheckpoint(f"{path} was altered: its SHA-256 is not the manifest's")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenCheckpoint(f"{folder}: {error}") from None
+    missing = {STATE, CONFIG, TENSOR_FILES[MODEL]} - set(files)
+    if missing:
+        raise BrokenCheckpoint(f"{folder / MANIFEST} names no {', '.join(sorted(missing))}")
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read and verify a checkpoint. Raises BrokenCheckpoint."""
+    verify(folder)
+    try:
+        tensors = {part: load_file(folder / name) for part, name in TENSOR_FILES.items() if (folder / name).exists()}
+        config = (folder / CONFIG).read_text(encoding="utf-8")
+    except (OSError, SafetensorError, ValueError) as error:
+        raise BrokenCheckpoint(f"{folder}: {error}") from None
+    return Checkpoint(tensors, _read_state(folder), config)
+
+
+def load_given(path: Path) -> Checkpoint:
+    """The checkpoint that a user named: its folder, or a folder of checkpoints (the newest). Raises UserError."""
+    if not path.is_dir():
+        raise UserError(f"{path}: no such checkpoint folder")
+    folder = path if (path / STATE).exists() else (steps(path) or [None])[-1]
+    if folder is None:
+        raise UserError(f"{path}: neither a checkpoint (it has no {STATE}) nor a folder with one")
+    try:
+        return load(folder)
+    except BrokenCheckpoint as error:
+        raise UserError(f"this checkpoint cannot be used: {error}") from None
+
+
+def find(root: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint below `root`, if any, and why newer ones were passed over."""
+    passed_over = []
+    for folder in reversed(steps(root)):
+        try:
+            return load(folder), passed_over
+        except BrokenCheckpoint as error:
+            passed_over.append(str(error))
+    return None, passed_over
+
+
+def differences(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
+    """What keeps tensors `found` (name -> shape) from being loaded where `expected` is wanted; empty if nothing does."""
+    lines = [f"missing: {name} {list(expected[name])}" for name in sorted(expected.keys() - found.keys())]
+    lines += [f"unexpected: {name} {list(found[name])}" for name in sorted(found.keys() - expected.keys())]
+    lines += [f"shape of {name}: {list(found[name])} in the file, {list(expected[name])} in the model"
+              for name in sorted(expected.keys() & found.keys()) if tuple(expected[name]) != tuple(found[name])]
+    return lines

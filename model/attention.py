@@ -1,0 +1,56 @@
+"""Causal self-attention."""
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from model import cpu
+from model.config import ModelConfig
+from model.layers import Dropout, Linear, on_cpu
+
+
+def causal_mask(seq_length: int) -> Tensor:
+    """Float32 [seq, seq]: 0 where position i may see position j <= i, -1e9 elsewhere."""
+    return Tensor(np.triu(np.full((seq_length, seq_length), -1e9, np.float32), 1))
+
+
+class AttentionCore(nn.Cell):
+    """softmax(q k^T / sqrt(d) + causal mask) v by MindSpore's kernels, and the softmax; q, k, v, y [batch, heads, seq, d]."""
+
+    def __init__(self, config: ModelConfig, salt: int):
+        super().__init__()
+        self.scores, self.weigh = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
+        self.mul, self.add, self.softmax, self.reshape = ops.Mul(), ops.Add(), ops.Softmax(-1), ops.Reshape()
+        self.scale = Tensor(1.0 / math.sqrt(config.head_size), ms.float32)
+        self.mask = causal_mask(config.seq_length)
+        self.dropout = Dropout(config.dropout, (1, config.num_heads, 1, config.seq_length), salt)
+
+    def construct(self, q, k, v, keys):
+        batch, _, t, _ = q.shape
+        p = self.softmax(self.add(self.mul(self.scores(q, k), self.scale), self.mask[:t, :t]))
+        return self.weigh(self.dropout(p, self.reshape(keys, (batch, 1, t, 1))), v), p
+
+
+class CausalSelfAttention(nn.Cell):
+    """Multi-head attention in which a position sees itself and those before it: [batch * seq, hidden] -> the same."""
+
+    def __init__(self, config: ModelConfig, salt: int):
+        super().__init__()
+        h = config.hidden_size
+        self.num_heads, self.head_size = config.num_heads, config.head_size
+        self.query, self.key, self.value, self.output = (Linear(h, h) for _ in range(4))
+        # The hand-written gradient of the CPU form knows no dropout.
+        self.core = cpu.AttentionCore(config) if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
+        self.reshape = ops.Reshape()
+        # One Transpose for each use: a primitive carries one strategy when it is sharded.
+        self.split_q, self.split_k, self.split_v, self.join = (ops.Transpose() for _ in range(4))
+
+    def construct(self, x, keys, batch):
+        t = x.shape[0] // batch
+        shape, swap = (batch, t, self.num_heads, self.head_size), (0, 2, 1, 3)
+        q = self.split_q(self.reshape(self.query(x), shape), swap)
+        k = self.split_k(self.reshape(self.key(x), shape), swap)
+        v = self.split_v(self.reshape(self.value(x), shape), swap)
+        y = self.core(q, k, v, keys)[0]
+        return self.output(self.reshape(self.join(y, swap), x.shape))

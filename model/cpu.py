@@ -1,0 +1,147 @@
+"""The same functions as MindSpore's kernels, written with those of its CPU kernels that are fast.
+
+On CPU MindSpore 2.10's GeLU, LayerNormGrad, BiasAddGrad and ReduceSum over rows run on one thread, at a tenth of the speed
+of the rest. Here row sums are matrix products with a row of ones, and gradients are written out by hand. Values and gradients
+equal those of the plain cells within float32 rounding; tests hold them to that.
+"""
+import math
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.ops import functional as F
+
+GELU_1 = 2 * math.sqrt(2 / math.pi)  # tanh(u) = 2 sigmoid(2u) - 1, so the factor 2 is taken in here
+GELU_3 = GELU_1 * 0.044715
+
+
+class ColumnSum(nn.Cell):
+    """[rows, n] -> [n]: the sum over rows, as ones @ x."""
+
+    def __init__(self):
+        super().__init__()
+        self.matmul, self.reshape = ops.MatMul(), ops.Reshape()
+
+    def construct(self, x):
+        return self.reshape(self.matmul(F.ones((1, x.shape[0]), x.dtype), x), (-1,))
+
+
+class Affine(nn.Cell):
+    """x W^T + b: x [rows, in], W [out, in], b [out] -> [rows, out]."""
+
+    def __init__(self):
+        super().__init__()
+        self.matmul, self.add = ops.MatMul(transpose_b=True), ops.BiasAdd()
+        self.grad_x, self.grad_w, self.grad_b = ops.MatMul(), ops.MatMul(transpose_a=True), ColumnSum()
+
+    def construct(self, x, weight, bias):
+        return self.add(self.matmul(x, weight), bias)
+
+    def bprop(self, x, weight, bias, out, dout):
+        return self.grad_x(dout, weight), self.grad_w(dout, x), self.grad_b(dout)
+
+
+class Normalize(nn.Cell):
+    """LayerNorm of [rows, hidden]: (y, normalized x, 1 / standard deviation)."""
+
+    def __init__(self, hidden_size: int, eps: float):
+        super().__init__()
+        self.n, self.eps = hidden_size, eps
+        self.matmul, self.rsqrt, self.bias_add, self.column_sum = ops.MatMul(), ops.Rsqrt(), ops.BiasAdd(), ColumnSum()
+
+    def mean(self, x):
+        return self.matmul(x, F.ones((self.n, 1), x.dtype) * (1.0 / self.n))
+
+    def construct(self, x, weight, bias):
+        centred = x - self.mean(x)
+        r = self.rsqrt(self.mean(centred * centred) + self.eps)
+        normal = centred * r
+        return self.bias_add(normal * weight, bias), normal, r
+
+    def bprop(self, x, weight, bias, out, dout):
+        _, normal, r = out
+        dy = dout[0]
+        d = dy * weight
+        dx = (d - self.mean(d) - normal * self.mean(d * normal)) * r
+        return dx, self.column_sum(dy * normal), self.column_sum(dy)
+
+
+class Gelu(nn.Cell):
+    """GELU (tanh form) as x * sigmoid(2u): (y, the sigmoid)."""
+
+    def __init__(self):
+        super().__init__()
+        self.sigmoid = ops.Sigmoid()
+
+    def construct(self, x):
+        s = self.sigmoid(x * (x * x * GELU_3 + GELU_1))
+        return x * s, s
+
+    def bprop(self, x, out, dout):
+        y, s = out
+        return (dout[0] * ((y - y * s) * (x * x * (3 * GELU_3) + GELU_1) + s),)
+
+
+class AttentionCore(nn.Cell):
+    """softmax(q k^T / sqrt(d) + causal mask) v: q, k, v and the result [batch, heads, seq, d]. Returns (y, probabilities).
+
+    The softmax's gradient needs, for each row, sum_j(dp_j p_j) = sum(dy * y) subtracted from dp (the identity that
+    FlashAttention's backward pass rests on, arXiv:2205.14135); one more column in the product that gives dp does it without a
+    broadcast.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.scale = 1.0 / math.sqrt(config.head_size)
+        self.product, self.product_t = ops.BatchMatMul(), ops.BatchMatMul(transpose_b=True)
+        self.t_product, self.matmul = ops.BatchMatMul(transpose_a=True), ops.MatMul()
+        self.softmax, self.bias_add, self.reshape, self.concat = ops.Softmax(-1), ops.BiasAdd(), ops.Reshape(), ops.Concat(-1)
+        self.mask = Tensor(np.triu(np.full((config.seq_length,) * 2, -1e9, np.float32), 1))
+
+    def construct(self, q, k, v, keys):
+        batch, heads, t, _ = q.shape
+        scores = self.product_t(q * self.scale, k)
+        # BiasAdd over the flattened [seq, seq] is the fast way to add a mask that is the same for all heads.
+        masked = self.bias_add(self.reshape(scores, (batch * heads, t * t)), self.reshape(self.mask[:t, :t], (-1,)))
+        p = self.softmax(self.reshape(masked, scores.shape))
+        return self.product(p, v), p
+
+    def bprop(self, q, k, v, keys, out, dout):
+        y, p = out
+        dy = dout[0]
+        batch, heads, t, d = q.shape
+        minus_rows = self.matmul(self.reshape(dy * y, (-1, d)), -F.ones((d, 1), y.dtype))
+        dy_and_rows = self.concat((dy, self.reshape(minus_rows, (batch, heads, t, 1))))
+        v_and_ones = self.concat((v, F.ones((batch, heads, t, 1), v.dtype)))
+        ds = p * self.product_t(dy_and_rows, v_and_ones)
+        dq = self.product(ds, k) * self.scale
+        dk = self.t_product(ds, q * self.scale)
+        return dq, dk, self.t_product(p, dy), ops.zeros_like(keys)
+
+
+class HeadLoss(nn.Cell):
+    """Loss of each token: x [rows, hidden], table [vocab, hidden], labels int32 [rows] -> (losses [rows], probabilities).
+
+    The gradient of the logits, p - onehot, is never formed: its product with the table is p @ table - table[labels].
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.logits, self.softmax = ops.MatMul(transpose_b=True), ops.Softmax(-1)
+        self.argmax, self.log = ops.Argmax(-1), ops.Log()
+        self.pick, self.gather, self.reshape = ops.GatherD(), ops.Gather(), ops.Reshape()
+        self.grad_x, self.grad_table, self.segment_sum = ops.MatMul(), ops.MatMul(transpose_a=True), ops.UnsortedSegmentSum()
+
+    def construct(self, x, table, labels):
+        logits = self.logits(x, table)
+        p = self.softmax(logits)
+        label, best = self.reshape(labels, (-1, 1)), self.reshape(self.argmax(logits), (-1, 1))
+        # log p of the label by way of the likeliest token: exact also where p of the label underflows.
+        losses = self.pick(logits, 1, best) - self.log(self.pick(p, 1, best)) - self.pick(logits, 1, label)
+        return self.reshape(losses, (-1,)), p
+
+    def bprop(self, x, table, labels, out, dout):
+        p, weight = out[1], self.reshape(dout[0], (-1, 1))
+        dx = (self.grad_x(p, table) - self.gather(table, labels, 0)) * weight
+        weighted = x * weight
+        dtable = self.grad_table(p, weighted) - self.segment_sum(weighted, labels, table.shape[0])
+        return dx, dtable, ops.zeros_like(labels)

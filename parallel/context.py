@@ -1,0 +1,28 @@
+"""MindSpore's context for this process: device, threads, and the group of ranks."""
+import os
+
+import mindspore as ms
+from mindspore import communication
+
+from parallel.errors import UserError
+
+
+def is_distributed() -> bool:
+    """Whether this process was started as one of several (by msrun, or by a rank table)."""
+    return int(os.environ.get("RANK_SIZE", "1")) > 1
+
+
+def start() -> tuple[int, int]:
+    """Graph mode on Ascend where MindSpore finds one, else on CPU; join the other ranks. Returns (rank, world size)."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    if ms.get_context("device_target") not in ("Ascend", "CPU"):
+        raise UserError(f"device {ms.get_context('device_target')} is not supported: use Ascend, or CPU for tests")
+    if ms.get_context("device_target") == "CPU":
+        workers = int(os.environ.get("MINDGPT_LOCAL_WORKERS", "1"))
+        ms.device_context.cpu.op_tuning.threads_num(max(1, len(os.sched_getaffinity(0)) // workers))
+    if not is_distributed():
+        return 0, 1
+    communication.init()
+    rank, size = communication.get_rank(), communication.get_group_size()
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", device_num=size, global_rank=rank)
+    return rank, size

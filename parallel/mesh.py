@@ -1,0 +1,61 @@
+"""The mesh: which rank does what."""
+from dataclasses import dataclass
+
+from parallel.config import ParallelConfig
+from parallel.errors import UserError
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """world_size = dp * tp * pp ranks. tp is innermost, so that its ranks are neighbours; then dp; pp is outermost.
+
+    rank = (stage * dp + dp_rank) * tp + tp_rank
+    """
+
+    dp: int
+    tp: int = 1
+    pp: int = 1
+    rank: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.tp * self.pp
+
+    @property
+    def dp_rank(self) -> int:
+        """This rank's place among those that hold the same part of the model."""
+        return self.rank // self.tp % self.dp
+
+    def __str__(self) -> str:
+        return f"dp {self.dp} x tp {self.tp} x pp {self.pp}"
+
+
+def make_mesh(config: ParallelConfig, world_size: int, rank: int) -> Mesh:
+    """The mesh of a config on `world_size` ranks. Raises UserError where the product does not fit."""
+    tp, pp = config.tp, config.pp
+    if world_size % (tp * pp):
+        raise UserError(f"parallel: tp={tp} x pp={pp} = {tp * pp} does not divide the {world_size} rank(s) that were started: "
+                        f"start a multiple of {tp * pp} ranks, or lower tp or pp")
+    dp = world_size // (tp * pp) if config.dp == "auto" else config.dp
+    if dp * tp * pp != world_size:
+        raise UserError(f"parallel: dp={dp} x tp={tp} x pp={pp} = {dp * tp * pp}, but {world_size} rank(s) were started: "
+                        f"set parallel.dp to {world_size // (tp * pp)} or auto, or start {dp * tp * pp} ranks")
+    return Mesh(dp, tp, pp, rank)
+
+
+def micro_batches(config: ParallelConfig, global_batch_size: int, micro_batch_size: int, dp: int) -> int:
+    """Micro-batches in one step of one rank: global_batch_size = dp * micro_batch_size * num_micro_batches, or UserError."""
+    unit = dp * micro_batch_size
+    count, rest = divmod(global_batch_size, unit)
+    if rest or not count:
+        allowed = [m for m in range(1, global_batch_size // dp + 1) if global_batch_size % (dp * m) == 0]
+        hint = f"train.micro_batch_size may be {', '.join(map(str, allowed))}" if allowed else \
+            f"train.global_batch_size must be a multiple of {dp}"
+        raise UserError(f"train.global_batch_size={global_batch_size} is not a multiple of dp={dp} x "
+                        f"train.micro_batch_size={micro_batch_size} = {unit}: {hint}")
+    if config.num_micro_batches not in ("auto", count):
+        raise UserError(f"parallel.num_micro_batches={config.num_micro_batches}, but train.global_batch_size="
+                        f"{global_batch_size} over dp={dp} x train.micro_batch_size={micro_batch_size} makes {count}: "
+                        f"set it to {count} or auto, or change the batch sizes")
+    return count
