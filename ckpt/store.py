@@ -6,8 +6,8 @@
 A checkpoint is written to a `.tmp-` folder, its files and their SHA-256 sums reach the disk, then the folder gets its name, then
 `latest` moves, then old ones go. Order is by the step in `state.json` alone: names and times of files may lie after a copy.
 
-safetensors' own reader and writer are used, not MindSpore's: `mindspore.save_checkpoint` does no fsync, removes an existing target
-before it writes, and its checksums are optional and unnoticed when missing.
+safetensors' own reader and writer are used, not MindSpore's: `mindspore.save_checkpoint` does no fsync, removes an existing
+target before it writes, and its checksums are optional and unnoticed when missing.
 """
 import json
 import shutil

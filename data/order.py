@@ -33,7 +33,7 @@ class SampleOrder:
     def at(self, positions: np.ndarray) -> np.ndarray:
         """Sample numbers at any positions: integers >= 0 to int64 of the same shape."""
         epochs, index = np.divmod(positions.astype(np.uint64), np.uint64(self.num_samples))
-        keys = _mix(self._seed_key ^ _mix(epochs))
+        keys = _mix(self._seed_key + epochs)
         result = self._permute(index, keys)
         while (outside := result >= self.num_samples).any():
             result[outside] = self._permute(result[outside], keys[outside])

@@ -1,7 +1,8 @@
 """Text files to clean text: which files a path means, where documents end, and what happens to bad bytes.
 
-Everything streams in blocks of about 1 MiB, so a file of 10 GB costs no memory. What is always done, and counted: a byte order mark
-and carriage returns go (CRLF and lone CR become LF), blank documents are left out. What `on_bad_text` decides: invalid UTF-8 and NUL.
+Everything streams in blocks of about 1 MiB, so a file of 10 GB costs no memory (a document that is a line is held whole). What is
+always done, and counted: a byte order mark and carriage returns go (CRLF and lone CR become LF), blank documents are left out.
+What `on_bad_text` decides: invalid UTF-8 and NUL.
 """
 import gzip
 import json
@@ -207,10 +208,13 @@ def find_files(path: Path, key: str) -> list[Path]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file's bytes, unpacked if it is gzip by its first two bytes, whatever its name."""
+    """A file's bytes, unpacked if they are gzip, whatever the name says."""
+    return gzip.open(path) if is_gzip(path) else path.open("rb")
+
+
+def is_gzip(path: Path) -> bool:
     with path.open("rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if is_gzip else path.open("rb")
+        return file.read(2) == b"\x1f\x8b"
 
 
 def blocks(path: Path) -> Iterator[tuple[int, bytes]]:

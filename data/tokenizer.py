@@ -1,7 +1,7 @@
 """The tokenizer: a sentencepiece BPE with byte fallback that gives back every text exactly.
 
-Normalisation is the identity: no blank is added or removed, full-width forms stay, and what has no piece is spelt in bytes, as are
-line breaks. So a line break is always a token of its own, and text may be cut there without changing its tokens.
+Normalisation is the identity: no blank is added or removed, full-width forms stay, and what has no piece is spelt in bytes, as
+line breaks are. So a line break is always a token of its own, and text may be cut there without changing its tokens.
 The ids of the special tokens are fixed: pad 0, bos 1, eos 2, unk 3 (never produced, thanks to the bytes).
 """
 import hashlib
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
 
 from data.config import TokenizerConfig
@@ -78,6 +79,12 @@ class Tokenizer:
         """Whether an id is a special token, which gives no text."""
         return self._processor.is_control(int(token))
 
+    def byte_lengths(self) -> np.ndarray:
+        """Bytes of text that each id stands for, 0 for special tokens: int64 [vocab_size]."""
+        processor = self._processor
+        return np.array([1 if processor.is_byte(i) else 0 if processor.is_control(i) or processor.is_unknown(i)
+                         else len(processor.id_to_piece(i).replace(BLANK, " ").encode()) for i in range(self.vocab_size)])
+
     def lossy_share(self, samples: Sequence[str]) -> float:
         """Share of sample texts that encoding and decoding changes; cutting at line breaks must not matter either."""
         if not samples:
@@ -106,8 +113,8 @@ class Tokenizer:
                             "train it with byte_fallback=true")
 
 
-def train(texts: Iterable[str], total_bytes: int, config: TokenizerConfig, num_threads: int) -> bytes:
-    """Train a tokenizer; equal texts give an equal model, whatever the number of threads.
+def train(texts: Iterable[str], total_bytes: int, config: TokenizerConfig) -> bytes:
+    """Train a tokenizer; equal texts give an equal model (so the number of threads, which the model records, is left alone).
 
     Args:
         texts: pieces of the training text, cut anywhere, best at line ends.
@@ -126,7 +133,7 @@ def train(texts: Iterable[str], total_bytes: int, config: TokenizerConfig, num_t
             model_writer=model, model_type="bpe", vocab_size=config.vocab_size, character_coverage=config.character_coverage,
             byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
             split_digits=True, allow_whitespace_only_pieces=True, max_sentence_length=2 * MAX_TRAINING_LINE,
-            pad_id=PAD_ID, bos_id=BOS_ID, eos_id=EOS_ID, unk_id=UNK_ID, num_threads=num_threads, minloglevel=2)
+            pad_id=PAD_ID, bos_id=BOS_ID, eos_id=EOS_ID, unk_id=UNK_ID, minloglevel=2)
     except RuntimeError as error:
         raise _vocabulary_error(str(error), config) or error from error
     return model.getvalue()

@@ -34,7 +34,8 @@ def token_scores(loss_sum: float, tokens: float, hits: float) -> dict:
     """The scores of summed token losses (nats) and right guesses."""
     if not tokens:
         return {"loss": None, "perplexity": None, "accuracy": None, "tokens": 0}
-    return {"loss": loss_sum / tokens, "perplexity": perplexity(loss_sum / tokens), "accuracy": hits / tokens, "tokens": int(tokens)}
+    loss = loss_sum / tokens
+    return {"loss": loss, "perplexity": perplexity(loss), "accuracy": hits / tokens, "tokens": int(tokens)}
 
 
 def together(parts: list[dict]) -> dict:

@@ -1,8 +1,20 @@
 """The forward pass of evaluation as one compiled cell."""
+from contextlib import contextmanager
+
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from model.gpt import GPT, HeadLoss
+
+
+@contextmanager
+def mode_kept(gpt: GPT):
+    """Leave the GPT in the mode, training or not, that it was in: `Model.eval` does not, also not when it raises."""
+    training = gpt.training
+    try:
+        yield
+    finally:
+        gpt.set_train(training)
 
 
 class EvalStep(nn.Cell):

@@ -1,7 +1,7 @@
 """A run's YAML file, read strictly into a tree of `Section` classes, with `--set key=value` overrides.
 
-Every mistake of a file is listed, one line each: file and line (or the override), the key's full name, the value, what is
-allowed, the nearest valid name. Paths: relative to the file's folder where the file says them, to the current folder
+Every mistake of a file is listed, one line each: file and line (or the override), the key's full name, the value, what
+is allowed, the nearest valid name. Paths: relative to the file's folder where the file says them, to the current folder
 where an override or a default does; `~/` is the home folder; the result is absolute. An override merges into sections,
 one key at a time; a map in place of a whole section is refused.
 """
@@ -176,8 +176,8 @@ _TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "tex
 
 def _expected(annotation: Any, metadata: Any = ()) -> str:
     """What a field takes, in words: an integer >= 1, "auto" or an integer, a path or null."""
-    bounds = [sign + re.sub(r"\.0$", "", str(getattr(m, name))) for m in metadata for kind, (name, sign) in _BOUNDS.items()
-              if isinstance(m, kind)]
+    bounds = [sign + re.sub(r"\.0$", "", str(getattr(m, name))) for m in metadata
+              for kind, (name, sign) in _BOUNDS.items() if isinstance(m, kind)]
     bounds += [f"matching {m.pattern}" for m in metadata if getattr(m, "pattern", None)]
     suffix = f" {' and '.join(bounds)}" if bounds else ""
     origin, args = get_origin(annotation), get_args(annotation)

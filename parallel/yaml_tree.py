@@ -62,8 +62,9 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
         for what in ("anchor", "tag"):
             if getattr(event, what, None) is not None:
                 raise yaml.MarkedYAMLError(
-                    problem=f"anchors (&), aliases (*) and tags (!) are not used here (found {getattr(event, what)!r}): "
-                            "write the value itself, in quotes if it is text", problem_mark=event.start_mark)
+                    problem="anchors (&), aliases (*) and tags (!) are not used here, found "
+                            f"{getattr(event, what)!r}: write the value itself, in quotes if it is text",
+                    problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
 
@@ -75,11 +76,10 @@ class Tree:
         self.origins: dict[Keys, Origin] = {}
         self.errors: list[str] = []
         node = self._compose(_read(Path(path)), f"{self.path}:")
-        if node is None:
-            raise UserError(f"{self.path}: the file is empty; expected sections such as `train:` with `key: value` lines")
         if not isinstance(node, yaml.MappingNode):
-            kind = "a list" if isinstance(node, yaml.SequenceNode) else f"the single value {show(node.value)}"
-            raise UserError(f"{self.path}: the file holds {kind}; expected sections such as `train:` with `key: value` lines")
+            kind = "nothing" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+            raise UserError(f"{self.path}: the file holds {kind}; expected sections such as `train:` with `key: value` "
+                            "lines below")
         self.values = self._value(node, (), "")
 
     def where(self, keys: Keys) -> str:
@@ -104,8 +104,8 @@ class Tree:
             parent = parent.setdefault(key, {})
             self.origins.setdefault(keys[:depth], Origin(0, assignment))
             if not isinstance(parent, dict):
-                raise UserError(f"--set {assignment}: {'.'.join(keys[:depth])} is {show(parent)} in {self.where(keys[:depth])}"
-                                ", not a section: it has no keys of its own")
+                raise UserError(f"--set {assignment}: {'.'.join(keys[:depth])} is {show(parent)} in "
+                                f"{self.where(keys[:depth])}, not a section: it has no keys of its own")
         for old in [old for old in self.origins if old[:len(keys)] == keys]:
             del self.origins[old]
         if text[:1] in tuple("[{\"'"):  # anything else is one scalar, whatever YAML would make of its # or : or *
@@ -195,7 +195,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
-    style = None if isinstance(scalar(text), str) else '"'
+    style = None if isinstance(scalar(text), str) and text.isprintable() else '"'  # PyYAML folds U+0085 away unescaped
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

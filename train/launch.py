@@ -4,8 +4,8 @@ Cards: on Ascend those visible (ASCEND_RT_VISIBLE_DEVICES, else /dev/davinci*); 
 many: NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment, with the same number of workers on each node.
 Exit codes as everywhere: 0 done, 2 wrong input, 3 stopped by a health rule, 4 interrupted and saved, 1 anything else.
 
-Limits: a node learns of another node's failure by MindSpore's time-outs only; SIGKILL of both the launcher and its guard
-leaves the workers.
+Limits: a node learns of another node's failure by MindSpore's time-outs only; SIGKILL of both the launcher and its
+guard leaves the workers.
 """
 import argparse
 import os
@@ -15,47 +15,67 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from parallel import config_file
 from parallel.errors import UserError
+from parallel.mesh import make_mesh, micro_batches
 from train.config import load_config
-from train.workers import Topology, run_workers
+from train.workers import Topology, environment, run_workers
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m train.launch", description="Train with all cards of this node.")
     config_file.add_arguments(parser)
+    parser.add_argument("--standalone", action="store_true",
+                        help="one process without msrun; run.name gets the suffix -standalone unless --set names it")
     parser.add_argument("--workers", type=int, metavar="N", help="processes on this node (default: all cards; CPU: 2)")
     options = parser.parse_args(arguments)
     try:
         config = load_config(options.config, options.overrides)
-        topology = read_topology(os.environ, options.workers)
+        topology = None if options.standalone else read_topology(os.environ, options.workers)
+        world_size = topology.local * topology.nodes if topology else 1
+        mesh = make_mesh(config.parallel, world_size, 0)
+        micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
+    if topology is None:
+        _run_alone(options.config, options.overrides, config.run.name)
     if code := _prepare_data(options):
         return code
+    topology = replace(topology, port=topology.port or free_port())  # chosen late: preparing may have taken long
     print(f"train.launch: {topology.local} workers here, scheduler at {topology.address}:{topology.port}, logs in "
           f"{config.run.folder / 'logs'}", flush=True)
-    return run_workers(["-m", "train", *_options(options.config, options.overrides)], topology, config.run.folder / "logs")
+    command = ["-m", "train", *_options(options.config, options.overrides)]
+    return run_workers(command, topology, config.run.folder / "logs")
+
+
+def _run_alone(config: str, overrides: list[str], name: str) -> NoReturn:
+    """Become `python -m train`, which prepares the data itself."""
+    if not any(assignment.partition("=")[0].strip() == "run.name" for assignment in overrides):
+        overrides = [*overrides, f"run.name={name}-standalone"]
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "train", *_options(config, overrides)], environment(1))
 
 
 def read_topology(env: Mapping[str, str], workers: int | None = None) -> Topology:
-    """Workers, nodes and the scheduler's place, from the environment. Raises UserError."""
+    """Workers, nodes and the scheduler's place, from the environment; port 0: any free one. Raises UserError."""
     local = count_workers(env, workers)
     names = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
     nodes = _whole_number(env, "NNODES", 1, 1, 100_000)
     node_rank = _whole_number(env, "NODE_RANK", 0, 0, nodes - 1)
     port = _whole_number(env, "MASTER_PORT", 0, 1, 65535)
     if nodes == 1:
-        return Topology(local, _free_port() if port == 0 else _checked_port("127.0.0.1", port))
+        return Topology(local, _checked_port("127.0.0.1", port) if port else 0)
     if missing := [name for name in names if not env.get(name)]:
         raise UserError(f"NNODES={nodes} needs all of {', '.join(names)}; missing: {', '.join(missing)}")
     address = env["MASTER_ADDR"]
     if _is_here(address) != (node_rank == 0):
-        raise UserError(f"MASTER_ADDR={address} is {'' if node_rank else 'not '}an address of this machine, but NODE_RANK="
-                        f"{node_rank}: it must be the address by which the other nodes reach the node of rank 0")
+        raise UserError(f"MASTER_ADDR={address} is {'' if node_rank else 'not '}an address of this machine, but "
+                        f"NODE_RANK={node_rank}: it is the address by which all nodes reach the node of NODE_RANK=0")
     return Topology(local, port if node_rank else _checked_port(address, port), address, nodes, node_rank)
 
 
@@ -81,7 +101,8 @@ def _whole_number(env: Mapping[str, str], name: str, default: int, low: int, hig
     return int(text)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -42,7 +42,8 @@ class AdamW(nn.Cell):
         self.updates = self.updates + 1
         correction = 1.0 - self.exp(self.log_betas * F.cast(self.updates, ms.float32))
         root = self.sqrt(correction[1])
-        # The fused kernel knows no bias correction, but m / c1 / (sqrt(v / c2) + eps) = (sqrt(c2) / c1) m / (sqrt(v) + eps sqrt(c2)).
+        # The fused kernel knows no bias correction, but
+        # m / c1 / (sqrt(v / c2) + eps) = (sqrt(c2) / c1) m / (sqrt(v) + eps sqrt(c2)).
         rate = lr * root / correction[0]
         decay = self.weight_decay * correction[0] / root
         update = F.partial(_update, self.adam, rate, self.beta1, self.beta2, self.eps * root, decay, self.zero, factor)

@@ -4,6 +4,7 @@ The mark reaches every descendant, whatever its session or parent: scheduler, wo
 Linux only: /proc, prctl. `python processes.py MARK` is the guard: it reads its standard input, a pipe that the launcher
 holds; when that closes, because the launcher died in whatever way, it ends the job's processes.
 """
+import contextlib
 import ctypes
 import os
 import signal
@@ -41,10 +42,8 @@ def find(mark: str) -> list[int]:
 def send(pids: list[int], number: int) -> None:
     """Send a signal to each process that is still there."""
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def kill_all(mark: str, seconds: float = 10.0) -> list[int]:

@@ -1,7 +1,7 @@
 """Start the workers of one node through MindSpore's msrun, watch them, and leave no process behind.
 
-msrun only starts them (`--join=False`): it then ends, and its children become ours (see train.processes), so that we see
-each exit code ourselves. Its own watching misses a worker that exits 0 early, and hides which rank failed first.
+msrun only starts them (`--join=False`): it then ends, and its children become ours (see train.processes), so that we
+see each exit code ourselves. Its own watching misses a worker that exits 0 early, and hides which rank failed first.
 """
 import contextlib
 import os
@@ -117,8 +117,8 @@ def run_workers(command: list[str], topology: Topology, logs: Path, limits: Limi
     limits, mark = limits or Limits(), uuid.uuid4().hex
     processes.adopt_orphans()
     logs.mkdir(parents=True, exist_ok=True)
-    names = [f"rank_{rank}" for rank in topology.ranks] + [_msrun_log(topology), *["scheduler"] * (not topology.node_rank)]
-    for name in names:
+    own = ["scheduler"] if topology.node_rank == 0 else []
+    for name in (*own, _msrun_log(topology), *(f"rank_{rank}" for rank in topology.ranks)):
         _keep(logs / f"{name}.log")
     guard = subprocess.Popen([sys.executable, processes.__file__, mark, str(limits.grace)], stdin=subprocess.PIPE,
                              start_new_session=True)
@@ -151,7 +151,7 @@ def _start(command, topology, logs, mark, signals, limits) -> _Job | None:
              f"--master_port={topology.port}", f"--node_rank={topology.node_rank}", f"--log_dir={logs}",
              "--worker_log_name=rank", "--join=False", _python_name(), *command],
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            env=_environment(topology, mark))
+            env=environment(topology.local) | {processes.MARK: mark})
     end = time.monotonic() + limits.start
     while msrun.poll() is None:
         if signals.received:
@@ -218,20 +218,21 @@ def _verdict(job: _Job, signals: _Signals) -> int:
         return job.scheduler_code if job.scheduler_code == 2 else 1
     rank, code = next(((r, c) for r, c in job.codes.items() if c), next(iter(job.codes.items())))
     if job.running:
-        _say(f"rank {rank} ended ({_reason(code)}) while rank {', '.join(map(str, job.running))} went on; all workers of "
-             f"this node are stopped. {_last_lines(job.log(rank))}")
+        _say(f"rank {rank} ended ({_reason(code)}) while rank {', '.join(map(str, job.running))} went on; all workers "
+             f"of this node are stopped. {_last_lines(job.log(rank))}")
         return code or 1
     return code
 
 
-def _environment(topology: Topology, mark: str) -> dict[str, str]:
-    """Ours, plus: this Python first in PATH, each CPU worker's share of the cores, quiet logs. The user's values win."""
-    share = str(max(1, len(os.sched_getaffinity(0)) // topology.local))
-    defaults = {"GLOG_v": "3", "PYTHONWARNINGS": "ignore::DeprecationWarning,ignore::SyntaxWarning,ignore::FutureWarning",
+def environment(workers: int) -> dict[str, str]:
+    """Ours, plus: this Python first in PATH, a CPU worker's share of the cores, quiet logs. The user's values win."""
+    share = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    quiet = "ignore::DeprecationWarning,ignore::SyntaxWarning,ignore::FutureWarning"
+    defaults = {"GLOG_v": "3", "PYTHONWARNINGS": quiet,
                 "OMP_NUM_THREADS": share, "OPENBLAS_NUM_THREADS": share, "MKL_NUM_THREADS": share}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {**defaults, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", processes.MARK: mark,
-            "MINDGPT_LOCAL_WORKERS": str(topology.local)}
+    return {**defaults, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1",
+            "MINDGPT_LOCAL_WORKERS": str(workers)}
 
 
 def _python_name() -> str:

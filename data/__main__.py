@@ -1,0 +1,45 @@
+"""python -m data prepare|inspect --config C [--set data.x=y ...]"""
+import argparse
+import sys
+
+from data.config import DataConfig
+from parallel.config_file import add_arguments, load_section
+from parallel.errors import UserError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0: done; 2: the user's input is wrong and nothing was written."""
+    parser = argparse.ArgumentParser(prog="python -m data", description="Text to MindRecord, and a look at it.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    prepare_parser = commands.add_parser("prepare", help="text to tokenizer, MindRecord files and a manifest")
+    inspect_parser = commands.add_parser("inspect", help="show prepared samples as text")
+    for command in (prepare_parser, inspect_parser):
+        add_arguments(command)
+    inspect_parser.add_argument("--set-name", default="train", help="train or valid_<corpus> (default: %(default)s)")
+    inspect_parser.add_argument("--start", type=int, default=0, help="number of the first sample (default: %(default)s)")
+    inspect_parser.add_argument("--count", type=int, default=3, help="how many samples (default: %(default)s)")
+    inspect_parser.add_argument("--pieces", action="store_true", help="mark the cuts between tokens")
+    options = parser.parse_args(arguments)
+    try:
+        run(options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    config = load_section(options.config, options.overrides, "data", DataConfig)
+    if options.command == "prepare":
+        from data.prepare import prepare  # mistakes in the config are told before slow imports
+
+        prepare(config)
+    else:
+        from data.inspect_samples import show_samples
+        from data.manifest import load_manifest
+
+        show_samples(load_manifest(config), config, options.set_name, options.start, options.count, options.pieces)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Samples to MindRecord files, several at once; each file holds one run of consecutive samples.
+
+A MindDataset over such files, listed in this order, has the sample's number as the row's number (over files into which MindRecord
+itself split the rows it has not). Each row carries its number as well, and the reader compares.
+"""
+import hashlib
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.manifest import FileEntry, SetEntry
+from data.packing import SampleSet
+from data.sources import sha256_of
+from data.tokenizer import EOS_ID, PAD_ID
+
+# MindRecord reserves 16 MiB for a header and writes pages of 32 MiB: 50 MB for a file of one sample. Files of less text than
+# this get a header of 256 KiB and pages of 1 MiB, or of at least four samples.
+SMALL_FILE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """One MindRecord file to write."""
+
+    root: Path
+    name: str
+    samples: SampleSet
+    start: int
+    stop: int
+
+    def run(self, advance: Callable[[int], None]) -> list[FileEntry]:
+        from mindspore.mindrecord import FileWriter  # a second of import, paid by the process that writes
+
+        path = self.root / self.name
+        writer = FileWriter(str(path), shard_num=1)
+        length = self.samples.seq_length + 1
+        if (self.stop - self.start) * (4 * length + 64) < SMALL_FILE:
+            writer.set_header_size(256 << 10)
+            writer.set_page_size(max(1 << 20, 1 << (16 * length).bit_length()))
+        writer.add_schema({"tokens": {"type": "int32", "shape": [length]}, "sample_id": {"type": "int64"}}, "samples")
+        number = self.start
+        for block in self.samples.blocks(self.start, self.stop):
+            writer.write_raw_data([{"tokens": tokens, "sample_id": number + i} for i, tokens in
+                                   enumerate(np.ascontiguousarray(block))])
+            number += len(block)
+            advance(len(block))
+        writer.commit()
+        return [_finish(self.root, name) for name in (self.name, f"{self.name}.db")]
+
+
+def _finish(root: Path, name: str) -> FileEntry:
+    """Make a written file durable, readable to whom the umask lets (MindRecord makes it private), and hash it."""
+    path = root / name
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return FileEntry(name=name, size=path.stat().st_size, sha256=sha256_of(path))
+
+
+def plan(root: Path, set_name: str, samples: SampleSet, num_shards: int) -> list[Job]:
+    """The files of a set: `num_shards` of nearly equal size, fewer where there are fewer samples."""
+    shards = min(num_shards, len(samples))
+    (root / set_name).mkdir()
+    borders = [len(samples) * i // shards for i in range(shards + 1)] if shards else []
+    return [Job(root, f"{set_name}/{i:05d}-of-{shards:05d}.mindrecord", samples, start, stop)
+            for i, (start, stop) in enumerate(zip(borders, borders[1:], strict=False))]
+
+
+def run_jobs(jobs: list[Job], num_workers: int, advance: Callable[[int], None]) -> dict[str, tuple[FileEntry, ...]]:
+    """Write all files, `num_workers` at a time, each in a process of its own (in this one if that is 1).
+
+    Returns:
+        the files of each set, in the order of their samples.
+    """
+    if min(num_workers, len(jobs)) <= 1:
+        written = [job.run(advance) for job in jobs]
+    else:
+        written = _run_in_processes(jobs, min(num_workers, len(jobs)), advance)
+    files: dict[str, tuple[FileEntry, ...]] = {}
+    for job, entries in zip(jobs, written, strict=True):
+        set_name = job.name.split("/")[0]
+        files[set_name] = files.get(set_name, ()) + tuple(entries)
+    return files
+
+
+def _run_in_processes(jobs: list[Job], num_workers: int, advance: Callable[[int], None]) -> list[list[FileEntry]]:
+    context = multiprocessing.get_context("spawn")  # a fork would copy the threads of libraries in an unknown state
+    counter = context.Value("q", 0)
+    with ProcessPoolExecutor(num_workers, context, _init_worker, (counter,)) as pool:
+        futures = [pool.submit(_run_in_worker, job) for job in jobs]
+        shown, waiting = 0, set(futures)
+        while waiting:
+            _, waiting = wait(waiting, timeout=0.2)
+            shown, before = counter.value, shown
+            advance(shown - before)
+        return [future.result() for future in futures]
+
+
+def _init_worker(counter) -> None:
+    global _counter
+    _counter = counter
+
+
+def _run_in_worker(job: Job) -> list[FileEntry]:
+    def advance(amount: int) -> None:
+        with _counter.get_lock():
+            _counter.value += amount
+
+    return job.run(advance)
+
+
+def describe(samples: SampleSet, files: tuple[FileEntry, ...], byte_lengths: np.ndarray) -> tuple[SetEntry, np.ndarray]:
+    """The manifest's entry of a set, and how often each id is predicted in it: int64 [vocab_size].
+
+    Args:
+        byte_lengths: bytes of text that each id stands for: int64 [vocab_size].
+    """
+    digest = hashlib.sha256()
+    counts = np.zeros(len(byte_lengths), np.int64)
+    for block in samples.blocks(0, len(samples)):
+        digest.update(np.ascontiguousarray(block, "<i4").tobytes())
+        counts += np.bincount(block[:, 1:].ravel(), minlength=len(counts))
+    counts[PAD_ID] = 0
+    entry = SetEntry(samples=len(samples), tokens=int(counts.sum()), documents=int(counts[EOS_ID]),
+                     text_bytes=int(counts @ byte_lengths), sha256=digest.hexdigest(), files=files)
+    return entry, counts

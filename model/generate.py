@@ -1,0 +1,62 @@
+"""Text generation: prompts in, continuations out."""
+from collections.abc import Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from model.gpt import GPT, Head
+
+
+class NextTokenLogits(nn.Cell):
+    """ids int32 [batch, seq], last int32 [batch] (index of each row's last token) -> logits float32 [batch, vocab].
+
+    What stands behind the last token is not seen: attention is causal.
+    """
+
+    def __init__(self, gpt: GPT):
+        super().__init__(auto_prefix=False)
+        self.gpt, self.head, self.gather = gpt, Head(), ops.Gather()
+
+    def construct(self, ids, last):
+        batch, t = ids.shape
+        x, table = self.gpt(ids, ops.zeros((batch,), ms.int32))
+        rows = last + ops.arange(0, batch * t, t).astype(ms.int32)
+        return self.head(self.gather(x, rows, 0), table)
+
+
+def choose(logits: np.ndarray, temperature: float, top_k: int, rng: np.random.RandomState) -> int:
+    """One token id from float logits [vocab]: the likeliest at temperature 0, else drawn among the top_k (0: all)."""
+    if temperature == 0.0:
+        return int(logits.argmax())
+    logits = logits.astype(np.float64) / temperature
+    if 0 < top_k < len(logits):
+        logits[logits < np.partition(logits, -top_k)[-top_k]] = -np.inf
+    p = np.exp(logits - logits.max())
+    return int(rng.choice(len(p), p=p / p.sum()))
+
+
+def generate(next_logits: Callable[[Tensor, Tensor], Tensor], prompts: list[list[int]], seq_length: int, max_new_tokens: int,
+             eos_id: int, temperature: float = 0.8, top_k: int = 40, seed: int = 0) -> list[list[int]]:
+    """Continue each prompt (token ids, at least one) until eos or max_new_tokens; returns the new ids, eos not among them.
+
+    All prompts go through the model together, in a window of seq_length tokens; of a longer text the model sees the end. Random
+    numbers come from `seed` and nothing else.
+    """
+    rngs = [np.random.RandomState([seed, i]) for i in range(len(prompts))]
+    texts, live = [list(p) for p in prompts], [True] * len(prompts)
+    for _ in range(max_new_tokens):
+        if not any(live):
+            break
+        window = [t[-seq_length:] for t in texts]
+        ids = np.zeros((len(texts), seq_length), np.int32)
+        for row, tokens in zip(ids, window, strict=True):
+            row[:len(tokens)] = tokens
+        logits = next_logits(Tensor(ids), Tensor([len(w) - 1 for w in window], ms.int32)).asnumpy()
+        for i, text in enumerate(texts):
+            if live[i]:
+                token = choose(logits[i], temperature, top_k, rngs[i])
+                live[i] = token != eos_id
+                if live[i]:
+                    text.append(token)
+    return [text[len(prompt):] for text, prompt in zip(texts, prompts, strict=True)]

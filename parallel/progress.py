@@ -1,0 +1,49 @@
+"""A progress bar of one line on a terminal, and a few plain lines elsewhere (a log is no place for redrawing)."""
+import sys
+import time
+
+
+class Progress:
+    """Counts work done against a total.
+
+    Args:
+        label: what is done, e.g. "encode".
+        total: amount of work in `unit`s; may be an estimate.
+        unit: what is counted, e.g. "MB".
+        scale: how many of what `advance` is given make one `unit`.
+    """
+
+    def __init__(self, label: str, total: float, unit: str, scale: float = 1.0):
+        self._label, self._total, self._unit, self._scale = label, max(total, 1), unit, scale
+        self._done = 0.0
+        self._start = time.monotonic()
+        self._next_share = 0.0
+        self._terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, error_type, *_) -> None:
+        self._show(last=error_type is None)
+        if self._terminal:
+            print(file=sys.stderr, flush=True)
+
+    def advance(self, amount: float) -> None:
+        """Count `amount` more; draws at most 200 times, or 4 lines where there is no terminal."""
+        self._done += amount
+        share = self._done / self._total
+        if share >= self._next_share:
+            self._next_share = share + (0.005 if self._terminal else 0.25)
+            if self._terminal or share < 1:
+                self._show()
+
+    def _show(self, last: bool = False) -> None:
+        seconds = time.monotonic() - self._start
+        share = 1.0 if last else min(self._done / self._total, 1.0)
+        done, rate = self._done / self._scale, self._done / self._scale / max(seconds, 1e-3)
+        text = f"{self._label:10} {share:4.0%}  {done:,.1f} {self._unit}  {rate:,.1f} {self._unit}/s"
+        if self._terminal:
+            bar = "#" * round(30 * share)
+            print(f"\r[{bar:30}] {text}\033[K", end="", file=sys.stderr, flush=True)
+        elif last or seconds > 5:  # what is quick needs only its last line
+            print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,35 @@
+"""python -m train --config C [--set key=value ...] [--print-config]: train in this process (one rank)."""
+import argparse
+import sys
+
+from parallel import config_file
+from parallel.errors import UserError
+from train.config import load_config
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code: 0 done, 2 the user's input is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m train", description="Train in this process, as one rank.")
+    config_file.add_arguments(parser)
+    parser.add_argument("--print-config", action="store_true", help="show the whole config with all defaults, and end")
+    options = parser.parse_args(arguments)
+    try:
+        config = load_config(options.config, options.overrides)
+        if options.print_config:
+            print(config_file.dump(config), end="")
+            return 0
+        # Late, so that a refusal does not wait seconds for MindSpore to load.
+        from data.prepare import prepare
+        from parallel.context import is_distributed
+        from train.run import run
+        if not is_distributed():  # several ranks find it done: train.launch does it before it starts them
+            prepare(config.data)
+        run(config)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Where the time of a run goes."""
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+from mindspore.train import Callback
+
+
+class Clock(Callback):
+    """Seconds of this process by kind: `compile` (first executions), `data` (waiting for batches), `eval`, `ckpt`, `log`.
+
+    First in the list of callbacks: the gap between the end of one step and the beginning of the next, less what the other
+    callbacks measured in it, is the time that the loop waited for data.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = Counter()
+        self.started = time.perf_counter()
+        self.gap_from = None
+
+    @contextmanager
+    def measure(self, kind: str):
+        """Count the time of a `with` block as `kind`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[kind] += time.perf_counter() - began
+
+    def total(self) -> float:
+        """Seconds since the training loop began, without compilation."""
+        return time.perf_counter() - self.started - self.seconds["compile"]
+
+    def training(self) -> float:
+        """Of `total`, the seconds spent on training steps, data included."""
+        return self.total() - self.seconds["eval"] - self.seconds["ckpt"]
+
+    def on_train_begin(self, run_context):
+        self.first_step = run_context.original_args().cur_step_num + 1
+
+    def on_train_step_begin(self, run_context):
+        self.step_began = time.perf_counter()
+        if self.gap_from is not None:
+            before, others = self.gap_from
+            self.seconds["data"] += self.step_began - before - (self._others() - others)
+
+    def on_train_step_end(self, run_context):
+        now = time.perf_counter()
+        if run_context.original_args().cur_step_num == self.first_step:
+            self.seconds["compile"] += now - self.step_began
+        self.gap_from = now, self._others()
+
+    def _others(self) -> float:
+        return sum(self.seconds.values()) - self.seconds["data"]

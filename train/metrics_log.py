@@ -1,0 +1,42 @@
+"""metrics.jsonl: one line a step, each step once."""
+import json
+import math
+import os
+from pathlib import Path
+
+
+def finite(value):
+    """The value, or None for NaN and infinities, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class MetricsLog:
+    """Append rows (dicts with `step`) to a file. On opening, lines of steps after `last_step` go: they will be written again."""
+
+    def __init__(self, path: Path, last_step: int):
+        kept = []
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+                try:
+                    if line.endswith("\n") and json.loads(line)["step"] <= last_step:
+                        kept.append(line)
+                except ValueError:
+                    continue  # half a line: the process was killed while it wrote a step that comes again
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(path)
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  open for the whole run
+
+    def write(self, rows: list[dict]) -> None:
+        """Append rows; they reach the operating system at once."""
+        for row in rows:
+            self.file.write(json.dumps({k: finite(v) for k, v in row.items()}, allow_nan=False) + "\n")
+        self.file.flush()
+
+    def sync(self) -> None:
+        """Make what was written durable: called before a checkpoint counts on it."""
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()

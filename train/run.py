@@ -1,0 +1,209 @@
+"""One run, from a config to a report: builds every part, resumes if there is something to resume, trains, sums up."""
+import json
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore.train import Model
+
+from ckpt import store
+from ckpt.files import replace_text
+from data.dataset import train_dataset
+from data.manifest import Manifest, load_manifest
+from data.order import SampleOrder
+from data.tokenizer import PAD_ID, Tokenizer
+from eval.deep import Samples
+from eval.stage import Validation
+from model.gpt import GPT, GPTLoss
+from model.init import initialize
+from parallel import collectives, config_file, context
+from parallel.errors import UserError
+from parallel.mesh import Mesh, make_mesh, micro_batches
+from train import console, state
+from train.callbacks.evaluate import Evaluate, due_steps
+from train.callbacks.monitor import Monitor, peak_memory_bytes
+from train.callbacks.save import Save
+from train.clock import Clock
+from train.config import RunConfig
+from train.console import say
+from train.metrics_log import MetricsLog, finite
+from train.step import TrainStep
+from train.tensorboard import TensorBoard
+
+
+def run(config: RunConfig) -> None:
+    """Train as the config says. Raises UserError before anything is written where that cannot work."""
+    rank, world_size = context.start()
+    mesh = make_mesh(config.parallel, world_size, rank)
+    refuse_on_cpu(mesh)
+    manifest = load_manifest(config.data)
+    config = resolve_vocab_size(config, manifest)
+    training = Training(config, mesh, manifest)
+    training.start_or_resume()
+    training.header()
+    if training.first_step == training.last_step:
+        say(f"nothing to do: {config.run.folder} is at step {training.first_step} of {config.train.total_steps} already"
+            if rank == 0 else "")
+        return
+    training.train()
+
+
+def refuse_on_cpu(mesh: Mesh) -> None:
+    """Tensor and pipeline parallelism need collectives that MindSpore does not have on CPU."""
+    if mesh.tp * mesh.pp > 1:
+        raise UserError(f"parallel: tp={mesh.tp} pp={mesh.pp}: this version trains data-parallel only; set both to 1")
+
+
+def resolve_vocab_size(config: RunConfig, manifest: Manifest) -> RunConfig:
+    """The config with model.vocab_size as a number: the tokenizer's. Raises UserError where another number was given."""
+    given, size = config.model.vocab_size, manifest.tokenizer.vocab_size
+    if given not in ("auto", size):
+        raise UserError(f"model.vocab_size={given}, but the tokenizer of the prepared data has {size} pieces: set it to "
+                        f"{size} or auto, or prepare the data with another data.tokenizer.vocab_size")
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
+
+
+@dataclass
+class Training:
+    """The parts of one run in this process."""
+
+    config: RunConfig
+    mesh: Mesh
+    manifest: Manifest
+    first_step: int = 0  # updates done when this process begins
+    consumed_samples: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        c = self.config
+        self.num_micro_batches = micro_batches(c.parallel, c.train.global_batch_size, c.train.micro_batch_size, self.mesh.dp)
+        self.gpt = GPT(c.model, seed=c.run.seed)
+        self.step = TrainStep(GPTLoss(self.gpt, PAD_ID), c.train, c.precision.loss_scale, self.mesh, self.num_micro_batches,
+                              c.train.global_batch_size * c.data.seq_length)
+        self.identity = state.identity_of(c, self.manifest.tokenizer.sha256, self.manifest.sets["train"].sha256)
+        self.root = c.run.folder / "checkpoints"
+
+    @property
+    def last_step(self) -> int:
+        """The step at which this process ends."""
+        return min(self.config.train.total_steps, self.config.train.stop_at_step or self.config.train.total_steps)
+
+    def start_or_resume(self) -> None:
+        """Initial weights, or the state of the checkpoint that ckpt.resume names."""
+        c = self.config
+        checkpoint, where = self.find_checkpoint()
+        if checkpoint is None:
+            initialize(self.gpt, c.model, c.run.seed)
+            if c.ckpt.init_from:
+                state.restore_weights(self.step, store.load_given(c.ckpt.init_from), str(c.ckpt.init_from))
+                self.notes.append(f"weights from {c.ckpt.init_from}")
+            return
+        state.restore(self.step, checkpoint, self.identity, where)
+        self.first_step, self.consumed_samples = checkpoint.step, checkpoint.state["consumed_samples"]
+        if self.first_step > self.last_step:
+            raise UserError(f"{where} is at step {self.first_step}, past step {self.last_step} where this run shall end: raise "
+                            "train.total_steps, choose another run.name, or an earlier checkpoint by ckpt.resume=PATH")
+        self.notes.append(f"resumed from {where}")
+        self.notes += [f"changed since: {line}" for line in state.changed_settings(c, checkpoint)]
+
+    def find_checkpoint(self) -> tuple[store.Checkpoint | None, str]:
+        """The checkpoint to resume from and its name; None for a new run."""
+        resume, folder = self.config.ckpt.resume, self.config.run.folder
+        if resume == "none":
+            if (folder / "metrics.jsonl").exists():
+                raise UserError(f"ckpt.resume=none, but {folder} holds a run: choose another run.name, remove the folder, or "
+                                "go on with ckpt.resume=auto")
+            return None, ""
+        if resume != "auto":
+            return store.load_given(Path(resume)), resume
+        checkpoint, passed_over = store.find(self.root)
+        self.notes += [f"passed over: {line}" for line in passed_over]
+        if checkpoint is None and passed_over:
+            raise UserError(f"{self.root}: no checkpoint there is whole:\n  " + "\n  ".join(passed_over) +
+                            "\nchoose another run.name, or remove the folder to start anew")
+        return checkpoint, str(store.folder_of(self.root, checkpoint.step)) if checkpoint else ""
+
+    def header(self) -> None:
+        """What will run, for a person to check before the time is spent."""
+        c, m, t = self.config, self.config.model, self.config.train
+        if self.mesh.rank:
+            return
+        parameters = sum(p.size for p in self.step.weights)
+        tokens = t.global_batch_size * c.data.seq_length
+        train_set = self.manifest.sets["train"]
+        console.header([
+            ("run", f"{c.run.folder}"),
+            ("model", f"{parameters / 1e6:.2f}M parameters: {m.num_layers} layers, hidden {m.hidden_size}, {m.num_heads} heads, "
+                      f"vocab {m.vocab_size}"),
+            ("mesh", f"{self.mesh}  ({self.mesh.world_size} rank(s), {ms.get_context('device_target')}, {platform.machine()})"),
+            ("data", f"{train_set.tokens:,} tokens in {train_set.samples:,} samples of {c.data.seq_length}"),
+            ("batch", f"{tokens:,} tokens a step: {t.global_batch_size} samples = dp {self.mesh.dp} x micro-batch "
+                      f"{t.micro_batch_size} x {self.num_micro_batches}"),
+            ("steps", f"{self.first_step} -> {self.last_step} of {t.total_steps}  "
+                      f"({t.total_steps * tokens / train_set.tokens:.2f} epochs in all)"),
+            *(("note", line) for line in self.notes)])
+
+    def train(self) -> None:
+        """The loop. Whatever ends it, the figures of the steps done are written."""
+        c, t = self.config, self.config.train
+        dataset = train_dataset(self.manifest, c.data, SampleOrder(self.manifest.sets["train"].samples, c.run.seed),
+                                self.consumed_samples, self.last_step - self.first_step, t.global_batch_size,
+                                self.mesh.dp_rank, self.mesh.dp)
+        clock = Clock()
+        evaluate = self.evaluation(clock)
+        sinks, board, folder = [], None, None
+        if self.mesh.rank == 0:
+            folder = c.run.folder
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_text(folder / "config.yaml", config_file.dump(c))
+            board = TensorBoard(folder / "tensorboard", self.first_step)
+            sinks = [MetricsLog(folder / "metrics.jsonl", self.first_step), board, console.Console(t.total_steps)]
+        monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples)
+        evaluate.report_to(monitor, folder / "eval" if folder else None, board)
+        save = Save(clock, monitor, lambda: state.capture(self.step, monitor.consumed_samples, c, self.identity), self.root,
+                    c.ckpt.every_steps, c.ckpt.keep_last, self.last_step, self.mesh.rank)
+        if self.mesh.rank == 0:
+            say("compiling ...")
+        try:
+            evaluate.warm_up()
+            Model(self.step).train(1, dataset, callbacks=[clock, monitor, evaluate, save], dataset_sink_mode=False)
+            self.report(clock, monitor, evaluate)
+        finally:
+            monitor.close()
+
+    def evaluation(self, clock: Clock) -> Evaluate:
+        """The tiers that the config switches on."""
+        c, stage, deep = self.config, self.config.eval.stage, self.config.eval.deep
+        total = c.train.total_steps
+        validation = Validation(self.gpt, self.manifest, c.data, self.mesh, stage.num_batches * c.train.global_batch_size,
+                                c.train.micro_batch_size) if stage.enabled else None
+        samples = Samples(self.gpt, Tokenizer.load(c.data.prepared_dir / "tokenizer.model"), deep, c.model.seq_length,
+                          c.run.seed) if deep.enabled else None
+        return Evaluate(clock, validation, samples, due_steps(total, stage.every), {max(1, round(total * s)) for s in deep.at})
+
+    def report(self, clock: Clock, monitor: Monitor, evaluate: Evaluate) -> None:
+        """report.json, and a summary on the console."""
+        c, seconds = self.config, clock.total()
+        peak = int(collectives.gather(peak_memory_bytes()).max())
+        if self.mesh.rank:
+            return
+        scores = evaluate.last.get("all", {})
+        report = {
+            "name": c.run.name, "steps": monitor.step, "total_steps": c.train.total_steps, "world_size": self.mesh.world_size,
+            "mesh": {"dp": self.mesh.dp, "tp": self.mesh.tp, "pp": self.mesh.pp},
+            "device": ms.get_context("device_target"), "parameters": int(sum(p.size for p in self.step.weights)),
+            "consumed_samples": monitor.consumed_samples, "loss": monitor.last_row["loss"],
+            "val_loss": scores.get("loss"), "val_perplexity": scores.get("perplexity"), "val_accuracy": scores.get("accuracy"),
+            "unigram_perplexity": evaluate.last.get("unigram_perplexity"), "validation": evaluate.last.get("corpora"),
+            "tokens_per_second": monitor.tokens / clock.training(), "train_seconds": seconds,
+            "compile_seconds": clock.seconds["compile"], "eval_time_fraction": clock.seconds["eval"] / seconds,
+            "data_wait_fraction": clock.seconds["data"] / seconds, "checkpoint_time_fraction": clock.seconds["ckpt"] / seconds,
+            "peak_memory_bytes": peak, "checkpoints": [str(f) for f in store.steps(self.root)],
+            "versions": {"mindspore": ms.__version__, "numpy": np.__version__, "python": platform.python_version()},
+            "cores": len(os.sched_getaffinity(0))}
+        replace_text(c.run.folder / "report.json",
+                     json.dumps({k: finite(v) for k, v in report.items()}, indent=1, allow_nan=False) + "\n")
+        console.summary(report, c.run.folder)

@@ -1,0 +1,99 @@
+"""Between a running training step and a checkpoint: everything that the next step depends on."""
+import mindspore as ms
+import numpy as np
+import yaml
+from mindspore import Parameter, Tensor
+
+from ckpt.store import MODEL, OPTIMIZER, Checkpoint, differences
+from parallel import config_file
+from parallel.errors import UserError
+from train.config import RunConfig
+from train.step import TrainStep
+
+# Every random number of a run (initial weights, sample order, dropout, generated samples) is a function of the seed and of the
+# counters here, so these are the whole state of the random number generators.
+SCALARS = ("step", "consumed_samples", "updates", "loss_scale", "good_steps")
+
+
+def scalars_of(step: TrainStep) -> dict[str, Parameter]:
+    """The scalar state by its name in a checkpoint."""
+    return dict(zip(SCALARS, (step.steps, step.consumed_samples, step.optimizer.updates, step.scaler.scale,
+                              step.scaler.good_steps), strict=True))
+
+
+def tensors_of(step: TrainStep) -> dict[str, dict[str, Parameter]]:
+    """Weights and moments by their names."""
+    return {MODEL: {p.name: p for p in step.weights},
+            OPTIMIZER: {p.name: p for p in (*step.optimizer.moment1, *step.optimizer.moment2)}}
+
+
+def capture(step: TrainStep, consumed_samples: int, config: RunConfig, identity: dict) -> Checkpoint:
+    """The state after the last step, copied to the host."""
+    state = {name: p.asnumpy().item() for name, p in scalars_of(step).items()}
+    state |= {"consumed_samples": consumed_samples, "identity": identity,
+              "versions": {"mindspore": ms.__version__, "numpy": np.__version__}}
+    tensors = {part: {name: p.asnumpy() for name, p in ps.items()} for part, ps in tensors_of(step).items()}
+    return Checkpoint(tensors, state, config_file.dump(config))
+
+
+def identity_of(config: RunConfig, tokenizer_sha256: str, data_fingerprint: str) -> dict:
+    """What must be equal for a checkpoint to be gone on with: the model, the tokenizer, the samples and their order."""
+    model = config.model.model_dump(exclude={"dropout", "init_std"})  # these may change in mid-run, and it is said if they do
+    return {"model": model, "tokenizer": tokenizer_sha256, "samples": data_fingerprint,
+            "seed": config.run.seed}
+
+
+def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str) -> None:
+    """Put a checkpoint's whole state into a training step. Raises UserError with the list of what differs or is missing."""
+    saved = _flat(checkpoint.state.get("identity", {}))
+    problems = [f"{name}: {saved.get(name)} in the checkpoint, {value} here"
+                for name, value in _flat(identity).items() if saved.get(name) != value]
+    problems += [f"missing: {name}" for name in SCALARS if name not in checkpoint.state]
+    problems += shape_problems(step, checkpoint, (MODEL, OPTIMIZER))
+    if problems:
+        raise UserError(f"{where} cannot be resumed by this run:\n  " + "\n  ".join(problems) +
+                        "\nTo start a new run from its weights alone: ckpt.resume=none ckpt.init_from=<checkpoint>")
+    set_tensors(step, checkpoint, (MODEL, OPTIMIZER))
+    for name, p in scalars_of(step).items():
+        value = checkpoint.state[name]
+        if name == "consumed_samples":  # the cell's copy only seeds dropout, and wraps around as int32 does
+            value = (value + 2**31) % 2**32 - 2**31
+        p.set_data(Tensor(value, p.dtype))
+
+
+def restore_weights(step: TrainStep, checkpoint: Checkpoint, where: str) -> None:
+    """Put the weights alone into a training step. Raises UserError with the list of what does not fit."""
+    if problems := shape_problems(step, checkpoint, (MODEL,)):
+        raise UserError(f"{where} does not fit this model:\n  " + "\n  ".join(problems))
+    set_tensors(step, checkpoint, (MODEL,))
+
+
+def shape_problems(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...]) -> list[str]:
+    """Missing, unexpected and wrongly shaped tensors."""
+    wanted = tensors_of(step)
+    return [line for part in parts for line in differences(
+        {name: p.shape for name, p in wanted[part].items()},
+        {name: a.shape for name, a in checkpoint.tensors.get(part, {}).items()})]
+
+
+def set_tensors(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...]) -> None:
+    """Copy tensors by name."""
+    wanted = tensors_of(step)
+    for part in parts:
+        for name, p in wanted[part].items():
+            p.set_data(Tensor(checkpoint.tensors[part][name], p.dtype))
+
+
+def changed_settings(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
+    """Settings that a resumed run has other than its checkpoint, `train.lr 0.001 -> 0.002`; paths and the run's name apart."""
+    before, now = _flat(yaml.safe_load(checkpoint.config)), _flat(yaml.safe_load(config_file.dump(config)))
+    skipped = ("run.", "ckpt.", "data.path", "data.valid_path", "data.prepared_dir", "train.stop_at_step")
+    return [f"{key} {before.get(key)} -> {now.get(key)}" for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key) and not key.startswith(skipped)]
+
+
+def _flat(tree: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
