@@ -10,6 +10,7 @@ safetensors' own reader and writer are used, not MindSpore's: `mindspore.save_ch
 target before it writes, and its checksums are optional and unnoticed when missing.
 """
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,17 @@ def folder_of(root: Path, step: int) -> Path:
 
 def save(root: Path, checkpoint: Checkpoint, keep_last: int) -> Path:
     """Write a checkpoint below `root`, make it `latest`, and remove all but the newest `keep_last`. Returns its folder."""
-    final = folder_of(root, checkpoint.step)
-    temporary = root / f".tmp-{final.name}"
+    folder = folder_of(root, checkpoint.step)
+    write(folder, checkpoint)
+    replace_text(root / "latest", folder.name + "\n")
+    rotate(root, keep_last)
+    return folder
+
+
+def write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint as `folder`, whole or not at all. What was there is replaced."""
+    final = Path(os.path.abspath(folder))
+    temporary = final.with_name(f".tmp-{final.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     for part, name in TENSOR_FILES.items():
@@ -71,10 +81,7 @@ def save(root: Path, checkpoint: Checkpoint, keep_last: int) -> Path:
     if final.exists():  # a broken one, or one from before a resume from an earlier step
         shutil.rmtree(final)
     temporary.rename(final)
-    fsync_folder(root)
-    replace_text(root / "latest", final.name + "\n")
-    rotate(root, keep_last)
-    return final
+    fsync_folder(final.parent)
 
 
 def rotate(root: Path, keep_last: int) -> None:
@@ -89,13 +96,14 @@ def steps(root: Path) -> list[Path]:
     for folder in root.glob("*/") if root.is_dir() else ():
         if not folder.name.startswith("."):
             try:
-                found.append((_read_state(folder)["step"], folder.name, folder))
+                found.append((read_state(folder)["step"], folder.name, folder))
             except BrokenCheckpoint:
                 continue  # not a checkpoint, or not a whole one: nothing of ours to order or to remove
     return [folder for *_, folder in sorted(found)]
 
 
-def _read_state(folder: Path) -> dict:
+def read_state(folder: Path) -> dict:
+    """state.json of a checkpoint. Raises BrokenCheckpoint."""
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         if type(state["step"]) is not int:
@@ -105,21 +113,31 @@ def _read_state(folder: Path) -> dict:
     return state
 
 
-def verify(folder: Path) -> None:
-    """Raise BrokenCheckpoint unless every file is there with the size and SHA-256 of the manifest."""
+def problems_of(folder: Path) -> list[str]:
+    """What is wrong with a checkpoint: files missing from its manifest or from the folder, of another size or SHA-256."""
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        for name, expected in files.items():
-            path = folder / name
-            if path.stat().st_size != expected["bytes"]:
-                raise BrokenCheckpoint(f"{path} has {path.stat().st_size} bytes, not {expected['bytes']}")
-            if sha256(path) != expected["sha256"]:
-                raise BrokenCheckpoint(f"{path} was altered: its SHA-256 is not the manifest's")
+        expected = {name: (file["bytes"], file["sha256"]) for name, file in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BrokenCheckpoint(f"{folder}: {error}") from None
-    missing = {STATE, CONFIG, TENSOR_FILES[MODEL]} - set(files)
-    if missing:
-        raise BrokenCheckpoint(f"{folder / MANIFEST} names no {', '.join(sorted(missing))}")
+        return [f"{folder / MANIFEST} cannot be read ({error})"]
+    problems = [f"{folder / MANIFEST} names no {name}" for name in (STATE, CONFIG, TENSOR_FILES[MODEL]) if name not in expected]
+    for name, (size, digest) in expected.items():
+        path = folder / name
+        try:
+            found = path.stat().st_size
+            if found != size:
+                problems.append(f"{path} has {found} bytes, not {size}")
+            elif sha256(path) != digest:
+                problems.append(f"{path} was altered: its SHA-256 is not the manifest's")
+        except OSError as error:
+            problems.append(f"{path} cannot be read ({error})")
+    return problems
+
+
+def verify(folder: Path) -> None:
+    """Raise BrokenCheckpoint unless every file is there with the size and SHA-256 of the manifest."""
+    if problems := problems_of(folder):
+        raise BrokenCheckpoint("; ".join(problems))
 
 
 def load(folder: Path) -> Checkpoint:
@@ -130,7 +148,7 @@ def load(folder: Path) -> Checkpoint:
         config = (folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, SafetensorError, ValueError) as error:
         raise BrokenCheckpoint(f"{folder}: {error}") from None
-    return Checkpoint(tensors, _read_state(folder), config)
+    return Checkpoint(tensors, read_state(folder), config)
 
 
 def load_given(path: Path) -> Checkpoint:

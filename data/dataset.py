@@ -108,7 +108,7 @@ class _Source:
         self._num_steps = num_steps
         self._with_sample_id = with_sample_id
         rows = sample_numbers(0, 1).size
-        window = min(max(self._entry.samples // 16, MIN_WINDOW), MAX_WINDOW)
+        window = min(max(self._entry.samples // 16, MIN_WINDOW), MAX_WINDOW, self._entry.samples)  # MindRecord lists no more
         self._window_steps = max(1, min(window // rows, num_steps))
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -9,7 +10,6 @@ from data.config import DataConfig, corpora
 from data.sources import Source, find_sources, sha256_of
 from parallel.errors import UserError
 
-FORMAT = 1
 FILE_NAME = "manifest.json"
 PREPARE = "run `python -m data prepare --config ...`"
 
@@ -64,7 +64,7 @@ class TokenizerEntry(_Entry):
 class Manifest(_Entry):
     """What `prepare` wrote into a folder. The sets are `train` and one `valid_<corpus>` for each corpus."""
 
-    format: int
+    format: Literal[1]  # raised when the layout changes
     settings: dict[str, str | int | float | list[str] | None]
     inputs: tuple[InputEntry, ...]
     tokenizer: TokenizerEntry
@@ -139,7 +139,7 @@ def load_manifest(config: DataConfig) -> Manifest:
 
 def is_current(manifest: Manifest, config: DataConfig, sources: list[Source]) -> bool:
     """Whether preparing again would give the same: a file of the same size but another time is compared by its hash."""
-    if manifest.format != FORMAT or changed_settings(manifest, config) or _damage(manifest, config.prepared_dir):
+    if changed_settings(manifest, config) or _damage(manifest, config.prepared_dir):
         return False
     if _identities(manifest) != [source.identity for source in sources]:
         return False

@@ -19,7 +19,6 @@ from data import tokenizer as tokenizers
 from data.config import DataConfig, corpora
 from data.manifest import (
     FILE_NAME,
-    FORMAT,
     FileEntry,
     InputEntry,
     Manifest,
@@ -48,8 +47,7 @@ def prepare(config: DataConfig) -> Manifest:
         UserError: text, vocabulary or folder cannot be used; nothing is left behind.
     """
     sources = find_sources(config)
-    folder = config.prepared_dir
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder = config.prepared_dir.resolve()  # a link to another disk stays one
     with _lock(folder):
         _check_folder(folder)
         manifest = read_manifest(folder)
@@ -95,7 +93,7 @@ class _Preparation:
             files = run_jobs(jobs, self.config.workers(), progress.advance)
         entries = self._describe(sets, files, tokenizer)
         manifest = Manifest(
-            format=FORMAT, settings=settings, inputs=self._inputs(), tokenizer=entry, sets=entries,
+            format=1, settings=settings, inputs=self._inputs(), tokenizer=entry, sets=entries,
             other_files=tuple(_file_entry(self.new, name) for name in (TOKENIZER_FILE, TOKEN_COUNTS_FILE)),
             versions={"python": platform.python_version(),
                       **{name: version(name) for name in ("mindspore", "sentencepiece", "numpy")}})
@@ -227,7 +225,11 @@ def _lock(folder: Path) -> Iterator[None]:
     """Hold the right to prepare a folder; it ends with the process, however that ends."""
     path = folder.parent / f".{folder.name}.lock"
     while True:
-        file = path.open("w")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("w")
+        except OSError as error:
+            raise UserError(f"data.prepared_dir: {folder.parent} cannot be written ({error}); name another folder") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -21,6 +21,8 @@ from data.tokenizer import EOS_ID, PAD_ID
 # MindRecord reserves 16 MiB for a header and writes pages of 32 MiB: 50 MB for a file of one sample. Files of less text than
 # this get a header of 256 KiB and pages of 1 MiB, or of at least four samples.
 SMALL_FILE = 64 << 20
+# A process costs seconds to start, as it imports MindSpore; each further one has to have this much to write.
+BYTES_PER_PROCESS = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,23 @@ class Job:
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        """About the bytes of the file."""
+        return (self.stop - self.start) * (4 * (self.samples.seq_length + 1) + 64)
+
     def run(self, advance: Callable[[int], None]) -> list[FileEntry]:
+        """Write the file.
+
+        Args:
+            advance: told the number of samples written.
+        """
         from mindspore.mindrecord import FileWriter  # a second of import, paid by the process that writes
 
         path = self.root / self.name
         writer = FileWriter(str(path), shard_num=1)
         length = self.samples.seq_length + 1
-        if (self.stop - self.start) * (4 * length + 64) < SMALL_FILE:
+        if self.size < SMALL_FILE:
             writer.set_header_size(256 << 10)
             writer.set_page_size(max(1 << 20, 1 << (16 * length).bit_length()))
         writer.add_schema({"tokens": {"type": "int32", "shape": [length]}, "sample_id": {"type": "int64"}}, "samples")
@@ -74,15 +86,14 @@ def plan(root: Path, set_name: str, samples: SampleSet, num_shards: int) -> list
 
 
 def run_jobs(jobs: list[Job], num_workers: int, advance: Callable[[int], None]) -> dict[str, tuple[FileEntry, ...]]:
-    """Write all files, `num_workers` at a time, each in a process of its own (in this one if that is 1).
+    """Write all files, in at most `num_workers` processes at a time; in this one if there is little to write.
 
     Returns:
         the files of each set, in the order of their samples.
     """
-    if min(num_workers, len(jobs)) <= 1:
-        written = [job.run(advance) for job in jobs]
-    else:
-        written = _run_in_processes(jobs, min(num_workers, len(jobs)), advance)
+    size = sum(job.size for job in jobs)
+    processes = min(num_workers, len(jobs), 1 + size // BYTES_PER_PROCESS)
+    written = [job.run(advance) for job in jobs] if processes <= 1 else _run_in_processes(jobs, processes, advance)
     files: dict[str, tuple[FileEntry, ...]] = {}
     for job, entries in zip(jobs, written, strict=True):
         set_name = job.name.split("/")[0]

@@ -21,9 +21,11 @@ PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 SPECIAL_TOKENS = {"pad": PAD_ID, "bos": BOS_ID, "eos": EOS_ID}
 # Sentencepiece writes a blank as this character, and so takes a real one for a blank.
 BLANK = "\u2581"
+# Sentencepiece uses this character for its own ends in training, and leaves out each line that holds it.
+RESERVED = "\u2585"
 # Longer lines are cut before training; sentencepiece would leave them out.
 MAX_TRAINING_LINE = 4096
-# A huge corpus is sampled down to this for training: merges do not change any more, memory and time do (about 1 GB and minutes).
+# A larger corpus is sampled evenly down to this for training, which bounds memory and time.
 TRAINING_BYTES = 128 << 20
 
 
@@ -127,14 +129,25 @@ def train(texts: Iterable[str], total_bytes: int, config: TokenizerConfig) -> by
         UserError: vocab_size is larger or smaller than this text allows.
     """
     model = io.BytesIO()
+    reading_errors: list[Exception] = []
+
+    def lines() -> Iterator[str]:
+        try:
+            yield from training_lines(texts, min(1.0, TRAINING_BYTES / max(total_bytes, 1)))
+        except Exception as error:
+            reading_errors.append(error)  # sentencepiece would pass on no more than its text
+            raise
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=training_lines(texts, min(1.0, TRAINING_BYTES / max(total_bytes, 1))),
-            model_writer=model, model_type="bpe", vocab_size=config.vocab_size, character_coverage=config.character_coverage,
+            sentence_iterator=lines(), model_writer=model,
+            model_type="bpe", vocab_size=config.vocab_size, character_coverage=config.character_coverage,
             byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
             split_digits=True, allow_whitespace_only_pieces=True, max_sentence_length=2 * MAX_TRAINING_LINE,
             pad_id=PAD_ID, bos_id=BOS_ID, eos_id=EOS_ID, unk_id=UNK_ID, minloglevel=2)
     except RuntimeError as error:
+        if reading_errors:
+            raise reading_errors[0] from None
         raise _vocabulary_error(str(error), config) or error from error
     return model.getvalue()
 
@@ -142,14 +155,14 @@ def train(texts: Iterable[str], total_bytes: int, config: TokenizerConfig) -> by
 def training_lines(texts: Iterable[str], share: float = 1.0) -> Iterator[str]:
     """Lines of at most MAX_TRAINING_LINE bytes, none left out but by sampling.
 
-    A long line is cut at a blank, where merges stop anyway, or else between characters.
+    A long line is cut at a blank, where merges stop anyway, or else between characters; a line is also cut at RESERVED.
 
     Args:
         share: which part of the lines to take; spread evenly, the same in every run.
     """
     number = 0
     for text in texts:
-        for line in text.split("\n"):
+        for line in text.replace(RESERVED, "\n").split("\n"):
             if not line.strip():
                 continue
             for part in _cut_line(line):
@@ -181,4 +194,6 @@ def _vocabulary_error(message: str, config: TokenizerConfig) -> UserError | None
             "the rarer characters are then spelt in bytes)"
         return UserError(f"{wanted} is too small for this text: its characters need {found[1]} pieces at "
                          f"character_coverage={config.character_coverage:g}; set vocab_size to {found[1]} or more{lower}")
+    if "sentences_.empty()" in message:
+        return UserError("data.path: the text holds nothing to train a tokenizer on; give more text, or data.tokenizer.model")
     return None

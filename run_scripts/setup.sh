@@ -18,6 +18,7 @@ help_on_request() {
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
 
 # Is version $1 within pyproject's requires-python = ">=LOW,<HIGH"?
+read -r low high < <(sed -n 's/^requires-python *= *">=\([0-9.]*\), *<\([0-9.]*\)".*/\1 \2/p' "$root/pyproject.toml")
 allowed() {
     local minor="${1#3.}"
     [[ "$1" == 3.* ]] && ((minor >= ${low#3.} && minor < ${high#3.}))
@@ -25,7 +26,6 @@ allowed() {
 
 find_python() {
     local name version
-    read -r low high < <(sed -n 's/^requires-python *= *">=\([0-9.]*\), *<\([0-9.]*\)".*/\1 \2/p' "$root/pyproject.toml")
     if [[ -n "${PYTHON-}" ]]; then
         version="$(version_of "$PYTHON")" || refuse "PYTHON=$PYTHON does not run: give the path of a Python >=$low,<$high"
         allowed "$version" || refuse "PYTHON=$PYTHON is Python $version: MindSpore needs >=$low,<$high"
@@ -42,11 +42,12 @@ find_python() {
 
 make_venv() {
     local venv="$root/.venv" version
+    [[ -z "${PYTHON-}" ]] || find_python
     if version="$(version_of "$venv/bin/python")" && allowed "$version"; then
         [[ -z "${PYTHON-}" || "$version" == "$(version_of "$PYTHON")" ]] ||
             refuse "PYTHON=$PYTHON is not the Python $version of $venv: remove that folder to change it"
     else
-        find_python
+        [[ -n "${python-}" ]] || find_python
         say "creating $venv with Python $(version_of "$python")"
         run_logged "creating $venv failed" "$python" -m venv --clear "$venv"
     fi
@@ -75,13 +76,13 @@ setup() {
     key="$(sha256sum <"$root/pyproject.toml" | cut -c1-64) $(version_of "$python") $root"
     extras="$*"
     if [[ -f "$stamp" && "$(head -n 1 "$stamp")" == "$key" ]]; then  # extras add up
-        extras="$(printf '%s\n' $(tail -n +2 "$stamp") "$@" | sort -u | xargs)"
+        extras="$(printf '%s\n' $(sed -n 's/^extras://p' "$stamp") "$@" | sort -u | xargs)"
     fi
-    if [[ ! -f "$stamp" || "$(cat "$stamp")" != "$key"$'\n'"$extras" ]]; then
+    if [[ ! -f "$stamp" || "$(cat "$stamp")" != "$key"$'\n'"extras:$extras" ]]; then
         say "installing the project and what it needs${extras:+ (extras: $extras)}; this takes a few minutes once"
         rm -f "$stamp"
         (cd "$root" && run_logged "the installation failed" "$python" -m pip install -e ".${extras:+[${extras// /,}]}") || exit 1
-        printf '%s\n%s\n' "$key" "$extras" >"$stamp"
+        printf '%s\nextras:%s\n' "$key" "$extras" >"$stamp"
         say "ready"
     fi
     exec 9<&-

@@ -36,7 +36,7 @@ def header(rows: list[tuple[str, str]]) -> None:
 class Console:
     """A sink: prints one line for the rows of each interval."""
 
-    COLUMNS = "    step  done    loss       lr  g.norm   scale   tok/s  wait   mem    eta"
+    COLUMNS = "    step  done    loss       lr   g.norm   scale   tok/s  wait   mem      eta"
 
     def __init__(self, total_steps: int):
         self.total, self.lines = total_steps, 0
@@ -53,7 +53,7 @@ class Console:
         wait = f"{last['data_wait']:.1%}" if last["data_wait"] is not None else "-"
         skipped = sum(r["overflow"] for r in rows)
         say(f"{step:8d} {step / self.total:5.0%} {mean_of_finite([r['loss'] for r in rows]):7.4f} {last['lr']:8.2e} "
-            f"{last['grad_norm']:7.3f} {last['loss_scale']:7.6g} {speed:>7} {wait:>5} {size(last['memory_bytes']):>5} {eta:>6}"
+            f"{last['grad_norm']:8.3f} {last['loss_scale']:7.6g} {speed:>7} {wait:>5} {size(last['memory_bytes']):>5} {eta:>8}"
             + (f"  {skipped} step(s) skipped: gradients not finite" if skipped else ""))
 
     def sync(self) -> None:

@@ -88,7 +88,7 @@ def count_workers(env: Mapping[str, str], workers: int | None = None, dev: Path 
     else:
         devices = sum(bool(re.fullmatch(r"davinci\d+", entry.name)) for entry in dev.iterdir())
     if workers is not None and (workers < 1 or 0 < devices < workers):
-        raise UserError(f"--workers {workers}: expected a number from 1 to {devices or 'the cores of this machine'}")
+        raise UserError(f"--workers {workers}: expected a number from 1" + (f" to {devices}" if devices else " on"))
     return workers or devices or 2
 
 

@@ -5,6 +5,7 @@ see each exit code ourselves. Its own watching misses a worker that exits 0 earl
 """
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from train import processes
 
 AGREED = (0, 3, 4)  # exit codes that all ranks reach together: done, stopped by a health rule, interrupted and saved
 POLL = 0.1  # seconds
+NOISE = re.compile(rb"(?m)^\[INFO\] DISTRIBUTED\(.*\n?")  # MindSpore writes it at every end, whatever GLOG_v says
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class _Tail:
             self.file = self.path.open("rb")
         if self.file and (data := self.file.read()):
             try:
-                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.write(NOISE.sub(b"", data))
                 sys.stdout.flush()
             except BrokenPipeError:  # nobody reads any more; the log has it
                 self.copy = lambda: None
@@ -141,7 +143,7 @@ class _StartError(Exception):
 
 
 def _start(command, topology, logs, mark, signals, limits) -> _Job | None:
-    """None: a signal came before the workers had started."""
+    """None: two signals came before the workers had started."""
     log = logs / f"{_msrun_log(topology)}.log"
     before = {pid for pid, _ in processes.children_of(os.getpid())}
     with log.open("wb") as file:
@@ -154,13 +156,11 @@ def _start(command, topology, logs, mark, signals, limits) -> _Job | None:
             env=environment(topology.local) | {processes.MARK: mark})
     end = time.monotonic() + limits.start
     while msrun.poll() is None:
-        if signals.received:
-            processes.kill_all(mark)
+        if len(signals.received) > 1:  # a first one waits for the workers, so that they can save
+            return None
         if time.monotonic() > end:
             raise _StartError(f"msrun did not start the workers within {limits.start:.0f} s; its output is in {log}")
         time.sleep(POLL)
-    if signals.received:
-        return None
     ours = [child for child in processes.children_of(os.getpid()) if child[0] not in before]
     workers = [pid for pid, session in ours if session == pid]  # msrun gives each worker its own session, in order
     scheduler = next((pid for pid, session in ours if session == msrun.pid), None)
@@ -274,7 +274,7 @@ def _reason(code: int) -> str:
 
 def _last_lines(log: Path, count: int = 30) -> str:
     with contextlib.suppress(OSError):
-        lines = log.read_bytes()[-65536:].decode(errors="replace").splitlines()[-count:]
+        lines = NOISE.sub(b"", log.read_bytes()[-65536:]).decode(errors="replace").splitlines()[-count:]
         if lines:
             return f"Last lines of {log}:\n" + "\n".join(f"  | {line}" for line in lines)
     return f"{log} is empty."

@@ -16,8 +16,10 @@ def tokenizer():
 
 
 @pytest.mark.parametrize("text", [
-    "", " ", "  two  blanks  ", "\n", "\n\n\tx\r\n", "“你好”，（世界）！１２３", "ﬁx ½ ㎏", "e\u0301 é", "a\u2581b\u2581", "\u2581", "\u2585 ⁇ <unk>",
-    "<s></s><pad><bos><eos><0x0A>", "\x01\x7f\u00a0\u3000\u200b\ufeff\ufffd", "𝒳 🙂 👨‍👩‍👧", "3.14159 2024", "tail ", "\u2028\u2029",
+    "", " ", "  two  blanks  ", "\n", "\n\n\tx\r\n", "“你好”，（世界）！１２３", "ﬁx ½ ㎏", "e\u0301 é",
+    "a\u2581b\u2581", "\u2581", "\u2585 ⁇ <unk>",
+    "<s></s><pad><bos><eos><0x0A>", "\x01\x7f\u00a0\u3000\u200b\ufeff\ufffd", "𝒳 🙂 👨‍👩‍👧", "3.14159 2024",
+    "tail ", "\u2028\u2029",
 ])
 def test_round_trip_is_exact(tokenizer, text):
     ids = tokenizer.encode(text)
@@ -75,6 +77,15 @@ def test_long_lines_are_cut_not_left_out():
     text = "\n".join([*short, "ж" * 10 + "word " * 1200, "語" * 5000])
     tokenizer = Tokenizer(train([text], len(text), TokenizerConfig(vocab_size=310, character_coverage=1.0)))
     assert [len(tokenizer.encode(char)) for char in "ж語"] == [1, 1]
+
+
+def test_lines_with_a_reserved_character_are_not_left_out():
+    lines = ["the quick brown fox jumps over the lazy dog"] * 200
+    lines += ["bar \u2585\u2585 ЖЖ"] * 5 + ["tab\tЯЯ"] * 5 + ["a\u2581ЩЩ"] * 5
+    tokenizer = Tokenizer(train(lines, 9000, TokenizerConfig(vocab_size=310, character_coverage=1.0)))
+    assert [len(tokenizer.encode(char)) for char in "ЖЯЩ"] == [1, 1, 1]
+    with pytest.raises(UserError, match="nothing to train a tokenizer on"):
+        train(["\u2585\n"], 4, TokenizerConfig())
 
 
 def test_only_long_lines_train():

@@ -1,0 +1,159 @@
+"""Whole runs of a tiny model in this process: resuming, refusals, what evaluation leaves unchanged."""
+import json
+import shutil
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ckpt import store
+from parallel.errors import UserError
+from tests.conftest import exact, metrics
+from train.run import run
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_yaml, tmp_path_factory):
+    """20 steps without a stop: the folder of the run."""
+    from train.config import load_config
+
+    config = load_config(tiny_yaml, [f"run.dir={tmp_path_factory.mktemp('whole')}"])
+    run(config)
+    return config.run.folder
+
+
+def test_stopping_and_resuming_changes_nothing(whole, tiny):
+    # R1: accumulation (2 micro-batches) is on. R2: step 15 and on lie in the second epoch. R3: warm-up, dynamic scale, moments.
+    for stop in (3, 10, 17):
+        run(tiny(f"train.stop_at_step={stop}"))
+    run(tiny())
+    folder = tiny().run.folder
+    assert exact(metrics(folder)) == exact(metrics(whole))
+    assert [row["step"] for row in metrics(folder)] == list(range(1, 21))
+    a, b = (store.load(f / "checkpoints" / "step_00000020") for f in (whole, folder))
+    assert a.state == b.state
+    for part in ("model", "optimizer"):
+        assert a.tensors[part].keys() == b.tensors[part].keys()
+        assert all(np.array_equal(a.tensors[part][n], b.tensors[part][n]) for n in a.tensors[part])
+    report = [json.loads((f / "report.json").read_text()) for f in (whole, folder)]
+    for key in ("loss", "val_loss", "unigram_perplexity", "steps", "consumed_samples"):
+        assert report[0][key] == report[1][key]
+
+
+def test_the_whole_state_changes_during_the_run(whole):
+    # or equal state after a resume would prove nothing
+    rows = metrics(whole)
+    assert len({row["lr"] for row in rows}) > 10 and len({row["loss_scale"] for row in rows}) >= 3
+    state = store.load(whole / "checkpoints" / "step_00000020").state
+    assert state["updates"] == 20 and state["consumed_samples"] == 80 and state["good_steps"] == 2
+
+
+def test_each_step_stands_once_in_tensorboard(whole, tiny):
+    # P3: killed at 15 after a checkpoint at 10, resumed to 20.
+    run(tiny("train.stop_at_step=15"))
+    folder = tiny().run.folder
+    shutil.rmtree(folder / "checkpoints" / "step_00000015")
+    run(tiny())
+    events = {f: EventAccumulator(str(f / "tensorboard"), size_guidance={"scalars": 0}).Reload() for f in (whole, folder)}
+    for tag in ("train/loss", "train/learning_rate", "train/grad_norm", "train/loss_scale"):
+        scalars = [[(s.step, s.value) for s in e.Scalars(tag)] for e in events.values()]
+        assert [step for step, _ in scalars[1]] == list(range(1, 21))
+        assert scalars[0] == scalars[1]
+    assert [s.step for s in events[folder].Scalars("valid_all/loss")] == [5, 10, 15, 20]
+    assert exact(metrics(folder)) == exact(metrics(whole))
+
+
+@pytest.mark.parametrize("overrides", [("eval.stage.enabled=false", "eval.deep.enabled=false"),
+                                       ("eval.stage.every=0.05", "eval.deep.at=[0.1,0.2,0.5,0.8]")])
+def test_evaluation_changes_nothing_that_follows(whole, tiny, overrides):  # E3, with dropout 0.1
+    run(tiny(*overrides))
+    assert exact(metrics(tiny().run.folder)) == exact(metrics(whole))
+
+
+def test_a_failing_evaluation_leaves_the_model_in_training_mode(tiny):
+    from eval.step import mode_kept
+    from model.gpt import GPT
+
+    gpt = GPT(tiny("model.vocab_size=300").model).set_train()
+    with pytest.raises(RuntimeError), mode_kept(gpt):
+        gpt.set_train(False)
+        raise RuntimeError
+    assert gpt.training and gpt.blocks[0].attention.training
+
+
+def test_another_batch_layout_gives_the_same_run(whole, tiny):
+    # Same samples, same dropout masks, same update: only the rounding differs.
+    run(tiny("train.micro_batch_size=4"))
+    for a, b in zip(metrics(whole), metrics(tiny().run.folder), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+        assert a["tokens"] == b["tokens"]
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(whole, tiny, capsys):
+    shutil.copytree(whole, tiny().run.folder)
+    before = (tiny().run.folder / "metrics.jsonl").read_bytes()
+    run(tiny())
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tiny().run.folder / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(("overrides", "says"), [
+    (["train.total_steps=15"], "past step 15"),
+    (["ckpt.resume=none"], "choose another run.name"),
+    (["ckpt.resume=/nowhere"], "no such checkpoint folder"),
+    (["model.num_layers=3"], "missing: blocks.2.mlp.up.weight"),  # K4
+    (["model.hidden_size=24"], "shape of norm.weight: \\[16\\] in the file, \\[24\\] in the model"),
+    (["run.seed=7"], "seed: 1234 in the checkpoint, 7 here"),
+    (["model.vocab_size=701"], "the tokenizer of the prepared data has 700 pieces"),
+    (["train.global_batch_size=1000", "train.micro_batch_size=1000"], "one global batch needs 1000"),  # D2
+    (["train.micro_batch_size=3"], "train.micro_batch_size may be 1, 2, 4"),
+    (["parallel.num_micro_batches=3"], "set it to 2 or auto"),
+    (["parallel.dp=2"], "set parallel.dp to 1 or auto"),
+    (["parallel.tp=2", "parallel.dp=1"], "start a multiple of 2 ranks"),
+])
+def test_refusals_write_nothing(whole, tiny, overrides, says):
+    shutil.copytree(whole, tiny().run.folder)
+    files = {p: p.stat().st_mtime_ns for p in tiny().run.folder.rglob("*")}
+    with pytest.raises(UserError, match=says):
+        run(tiny(*overrides))
+    assert {p: p.stat().st_mtime_ns for p in tiny().run.folder.rglob("*")} == files
+
+
+def damage(folder, what):
+    """Make a checkpoint incomplete, with a manifest that fits it: as a writer of another version might."""
+    checkpoint = store.load(folder)
+    state, tensors = dict(checkpoint.state), {k: dict(v) for k, v in checkpoint.tensors.items()}
+    what(state, tensors)
+    shutil.rmtree(folder)
+    store.save(folder.parent, store.Checkpoint(tensors, state, checkpoint.config), keep_last=9)
+
+
+@pytest.mark.parametrize(("what", "says"), [
+    (lambda state, tensors: state.pop("loss_scale"), "missing: loss_scale"),  # R3
+    (lambda state, tensors: state.pop("updates"), "missing: updates"),
+    (lambda state, tensors: tensors.pop("optimizer"), "missing: moment1.norm.weight"),
+    (lambda state, tensors: tensors["model"].update({"other": tensors["model"].pop("norm.bias")}), "unexpected: other"),
+])
+def test_an_incomplete_checkpoint_is_refused(whole, tiny, what, says):
+    shutil.copytree(whole, tiny().run.folder)
+    damage(tiny().run.folder / "checkpoints" / "step_00000020", what)
+    with pytest.raises(UserError, match=says):
+        run(tiny("train.total_steps=30"))
+
+
+def test_a_broken_checkpoint_is_passed_over(whole, tiny, capsys):
+    shutil.copytree(whole, tiny().run.folder)
+    file = tiny().run.folder / "checkpoints" / "step_00000020" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    run(tiny())
+    out = capsys.readouterr().out
+    assert "passed over" in out and "step_00000015" in out
+    assert exact(metrics(tiny().run.folder)) == exact(metrics(whole))
+
+
+def test_initial_weights_from_a_checkpoint(whole, tiny):
+    run(tiny("run.name=next", f"ckpt.init_from={whole / 'checkpoints'}", "train.total_steps=5", "train.warmup_steps=0"))
+    first, last = metrics(tiny("run.name=next").run.folder)[0], metrics(whole)[-1]
+    assert first["step"] == 1 and first["loss"] < metrics(whole)[0]["loss"] - 0.5 and abs(first["loss"] - last["loss"]) < 1.0

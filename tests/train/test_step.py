@@ -1,0 +1,111 @@
+"""The step's own rules: token-weighted mean (N3), overflow, loss scale, schedule."""
+import math
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+
+from model.config import ModelConfig
+from model.gpt import GPT, GPTLoss
+from model.init import initialize
+from parallel.mesh import Mesh
+from train.config import LossScaleConfig, TrainConfig
+from train.schedule import Schedule
+from train.step import TrainStep
+
+MODEL = ModelConfig(vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, seq_length=120, init_std=0.1)
+
+
+def make_step(batch, micro, count, loss_scale=None, **train):
+    ms.set_context(mode=ms.GRAPH_MODE)
+    gpt = GPT(MODEL)
+    initialize(gpt, MODEL, 3)
+    config = TrainConfig(global_batch_size=batch, micro_batch_size=micro, lr=1e-2, schedule="constant", **train)
+    return TrainStep(GPTLoss(gpt, 0), config, loss_scale or LossScaleConfig(), Mesh(1), count, batch * 120).set_train()
+
+
+def uneven():
+    """Four sequences with 3, 5, 50 and 120 real tokens."""
+    rng, tokens = np.random.RandomState(1), np.zeros((4, 121), np.int32)
+    for row, length in zip(tokens, (3, 5, 50, 120), strict=True):
+        row[:length + 1] = rng.randint(4, 50, length + 1)
+    return tokens
+
+
+def test_uneven_micro_batches_give_the_mean_over_all_tokens():  # N3
+    results = []
+    for micro, count in ((4, 1), (1, 4), (2, 2)):
+        step = make_step(4, micro, count, eps=1.0)  # a large epsilon makes the update proportional to the gradient
+        loss, norm, _, overflow, _, tokens = (x.asnumpy().item() for x in step(Tensor(uneven())))
+        assert tokens == 3 + 5 + 50 + 120 and not overflow
+        results.append((loss, norm, {p.name: p.asnumpy() for p in step.weights}))
+    for loss, norm, weights in results[1:]:
+        assert loss == pytest.approx(results[0][0], rel=1e-5) and norm == pytest.approx(results[0][1], rel=1e-5)
+        for name, value in weights.items():
+            np.testing.assert_allclose(value, results[0][2][name], rtol=1e-5, atol=1e-7)
+
+
+def test_the_loss_is_the_mean_of_the_token_losses():
+    step = make_step(4, 2, 2)
+    loss = step(Tensor(uneven()))[0].asnumpy().item()
+    assert loss == pytest.approx(math.log(50), rel=0.05)  # small weights: nearly uniform
+
+
+class Overflowing(nn.Cell):
+    """A loss of one weight whose gradient is infinite where the batch says so: x / 0."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.weight = Parameter(Tensor([[2.0]], ms.float32), name="weight")
+
+    def construct(self, tokens, positions):
+        divisor = tokens.astype(ms.float32).sum()
+        return (self.weight / divisor).sum(), Tensor(1.0, ms.float32)
+
+
+def run_overflows(batches, **loss_scale):
+    """Rows (scale, overflow, weight after) of one-sample batches; 0 overflows."""
+    config = TrainConfig(global_batch_size=1, micro_batch_size=1, schedule="constant", weight_decay=0.0)
+    step = TrainStep(Overflowing(), config, LossScaleConfig(dynamic=True, **loss_scale), Mesh(1), 1, 1).set_train()
+    rows = []
+    for value in batches:
+        _, _, scale, overflow, _, _ = (x.asnumpy().item() for x in step(Tensor([[value, 0]], ms.int32)))
+        rows.append((scale, bool(overflow), step.weights[0].asnumpy().item()))
+    return step, rows
+
+
+def test_an_overflow_skips_the_update_and_halves_the_scale():
+    step, rows = run_overflows([1, 1, 0, 0, 1, 1, 1, 1, 1], initial=1024.0, growth_interval=3)
+    assert [r[0] for r in rows] == [1024, 1024, 1024, 512, 256, 256, 256, 512, 512]
+    assert [r[1] for r in rows] == [False, False, True, True, False, False, False, False, False]
+    weights = [r[2] for r in rows]
+    assert weights[1] == weights[2] == weights[3] != weights[4]
+    assert all(np.isfinite(p.asnumpy()).all() for p in step.get_parameters())
+    assert step.optimizer.updates.asnumpy() == 7 and step.steps.asnumpy() == 9
+
+
+def test_the_scale_stays_within_its_bounds():  # N1
+    _, rows = run_overflows([0] * 6, initial=4.0, min=1.0)
+    assert [r[0] for r in rows] == [4, 2, 1, 1, 1, 1]
+    _, rows = run_overflows([1] * 6, initial=4.0, max=16.0, growth_interval=1)
+    assert [r[0] for r in rows] == [4, 8, 16, 16, 16, 16]
+
+
+def test_a_fixed_scale_stays(tmp_path):
+    config = TrainConfig(global_batch_size=1, micro_batch_size=1)
+    step = TrainStep(Overflowing(), config, LossScaleConfig(initial=8.0), Mesh(1), 1, 1).set_train()
+    assert [step(Tensor([[v, 0]], ms.int32))[2].asnumpy().item() for v in (1, 0, 1)] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_schedule_by_its_formula(shape, warmup):
+    config = TrainConfig(total_steps=20, lr=2.0, min_lr=0.5, warmup_steps=warmup, schedule=shape)
+    schedule = Schedule(config)
+    for step in range(25):
+        share = min(max((step - warmup) / (20 - warmup), 0.0), 1.0)
+        lr = {"constant": 2.0, "linear": 2.0 - 1.5 * share, "cosine": 0.5 + 0.75 * (1 + math.cos(math.pi * share))}[shape]
+        if warmup:
+            lr *= min((step + 1) / warmup, 1.0)
+        assert schedule(Tensor(step, ms.int32)).asnumpy() == pytest.approx(lr, rel=1e-5)
