@@ -1,7 +1,7 @@
 """The section `model`: the sizes of a GPT-2 style model."""
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from parallel.config import Section
 
@@ -9,11 +9,11 @@ from parallel.config import Section
 class ModelConfig(Section):
     """GPT-2's architecture: pre-LayerNorm, learned positions, GELU (tanh), tied embedding."""
 
-    vocab_size: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="tokens; auto: as many as the tokenizer has")
+    vocab_size: Literal["auto"] | PositiveInt = Field("auto", description="tokens; auto: as many as the tokenizer has")
     hidden_size: int = Field(192, ge=1, description="width of the residual stream")
     num_layers: int = Field(4, ge=1, description="transformer blocks")
     num_heads: int = Field(4, ge=1, description="attention heads; must divide hidden_size")
-    ffn_hidden_size: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="width of the MLP; auto: 4 * hidden_size")
+    ffn_hidden_size: Literal["auto"] | PositiveInt = Field("auto", description="width of the MLP; auto: 4 * hidden_size")
     seq_length: int = Field(128, ge=1, description="learned positions: the longest context")
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="after the embedding, in attention, before each residual sum")
     init_std: float = Field(0.02, gt=0.0, description="standard deviation of the initial weights")

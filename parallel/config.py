@@ -1,7 +1,7 @@
 """The base of every config section, and the section `parallel`."""
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 
 class Section(BaseModel):
@@ -13,8 +13,8 @@ class Section(BaseModel):
 class ParallelConfig(Section):
     """How the ranks are laid out: world_size = dp * tp * pp."""
 
-    dp: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="data-parallel ranks; auto: world size / (tp * pp)")
+    dp: Literal["auto"] | PositiveInt = Field("auto", description="data-parallel ranks; auto: world size / (tp * pp)")
     tp: int = Field(1, ge=1, description="tensor-parallel ranks")
     pp: int = Field(1, ge=1, description="pipeline stages")
-    num_micro_batches: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+    num_micro_batches: Literal["auto"] | PositiveInt = Field(
         "auto", description="micro-batches a step and rank; auto: global_batch_size / (dp * micro_batch_size)")

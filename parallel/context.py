@@ -17,11 +17,11 @@ def start() -> tuple[int, int]:
     ms.set_context(mode=ms.GRAPH_MODE)
     if ms.get_context("device_target") not in ("Ascend", "CPU"):
         raise UserError(f"device {ms.get_context('device_target')} is not supported: use Ascend, or CPU for tests")
-    if ms.get_context("device_target") == "CPU":
-        workers = int(os.environ.get("MINDGPT_LOCAL_WORKERS", "1"))
-        ms.device_context.cpu.op_tuning.threads_num(max(1, len(os.sched_getaffinity(0)) // workers))
     if not is_distributed():
         return 0, 1
+    if ms.get_context("device_target") == "CPU":  # each worker its share of the cores
+        workers = int(os.environ.get("MINDGPT_LOCAL_WORKERS", "1"))
+        ms.device_context.cpu.op_tuning.threads_num(max(1, len(os.sched_getaffinity(0)) // workers))
     communication.init()
     rank, size = communication.get_rank(), communication.get_group_size()
     ms.set_auto_parallel_context(parallel_mode="data_parallel", device_num=size, global_rank=rank)
