@@ -11,14 +11,15 @@ class Samples:
 
     def __init__(self, gpt: GPT, tokenizer: Tokenizer, config: DeepConfig, seq_length: int, seed: int):
         self.network, self.tokenizer, self.config = NextTokenLogits(gpt), tokenizer, config
-        self.seq_length, self.seed = seq_length, seed
+        self.seed = seed
         self.prompts = [tokenizer.encode(p) or [EOS_ID] for p in config.prompts]
+        self.window = min(seq_length, max(map(len, self.prompts)) + config.max_new_tokens)
 
     def run(self, max_new_tokens: int | None = None) -> list[dict]:
         """[{"prompt", "text", "tokens"}], the same for the same weights and seed."""
         with mode_kept(self.network.gpt):
             self.network.set_train(False)
-            new = generate(self.network, self.prompts, self.seq_length, max_new_tokens or self.config.max_new_tokens, EOS_ID,
+            new = generate(self.network, self.prompts, self.window, max_new_tokens or self.config.max_new_tokens, EOS_ID,
                            self.config.temperature, self.config.top_k, self.seed)
         return [{"prompt": prompt, "text": self.tokenizer.decode(ids), "tokens": len(ids)}
                 for prompt, ids in zip(self.config.prompts, new, strict=True)]

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
-from model.gpt import GPT, HeadLoss
+from model.gpt import GPT, head_loss
 
 
 @contextmanager
@@ -25,7 +25,7 @@ class EvalStep(nn.Cell):
 
     def __init__(self, gpt: GPT, pad_id: int):
         super().__init__(auto_prefix=False)
-        self.gpt, self.head_loss = gpt, HeadLoss()
+        self.gpt, self.head_loss = gpt, head_loss()
         self.pad = Tensor(pad_id, ms.int32)
         self.slice_ids, self.slice_labels, self.reshape = ops.StridedSlice(), ops.StridedSlice(), ops.Reshape()
         self.not_equal, self.equal, self.cast, self.sum = ops.NotEqual(), ops.Equal(), ops.Cast(), ops.ReduceSum()
@@ -36,9 +36,9 @@ class EvalStep(nn.Cell):
         ids = self.slice_ids(tokens, (0, 0), (batch, t - 1), (1, 1))
         labels = self.reshape(self.slice_labels(tokens, (0, 1), (batch, t), (1, 1)), (-1,))
         x, table = self.gpt(ids, ops.zeros((batch,), ms.int32))
-        losses, logits = self.head_loss(x, table, labels)
+        losses, scores = self.head_loss(x, table, labels)
         mask = self.cast(self.not_equal(labels, self.pad), ms.float32)
-        hits = self.cast(self.equal(self.argmax(logits), labels), ms.float32)
+        hits = self.cast(self.equal(self.argmax(scores), labels), ms.float32)
         rows = (batch, t - 1)
         return (self.sum(self.reshape(losses * mask, rows), -1), self.sum(self.reshape(mask, rows), -1),
                 self.sum(self.reshape(hits * mask, rows), -1))

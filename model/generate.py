@@ -36,23 +36,23 @@ def choose(logits: np.ndarray, temperature: float, top_k: int, rng: np.random.Ra
     return int(rng.choice(len(p), p=p / p.sum()))
 
 
-def generate(next_logits: Callable[[Tensor, Tensor], Tensor], prompts: list[list[int]], seq_length: int, max_new_tokens: int,
+def generate(next_logits: Callable[[Tensor, Tensor], Tensor], prompts: list[list[int]], window: int, max_new_tokens: int,
              eos_id: int, temperature: float = 0.8, top_k: int = 40, seed: int = 0) -> list[list[int]]:
     """Continue each prompt (token ids, at least one) until eos or max_new_tokens; returns the new ids, eos not among them.
 
-    All prompts go through the model together, in a window of seq_length tokens; of a longer text the model sees the end. Random
-    numbers come from `seed` and nothing else.
+    All prompts go through the model together. The model sees the last `window` tokens of a text (at most the model's seq_length);
+    that is a shape of the compiled graph, so calls with the same window and number of prompts share one. Random numbers come
+    from `seed` and nothing else.
     """
     rngs = [np.random.RandomState([seed, i]) for i in range(len(prompts))]
     texts, live = [list(p) for p in prompts], [True] * len(prompts)
     for _ in range(max_new_tokens):
         if not any(live):
             break
-        window = [t[-seq_length:] for t in texts]
-        ids = np.zeros((len(texts), seq_length), np.int32)
-        for row, tokens in zip(ids, window, strict=True):
-            row[:len(tokens)] = tokens
-        logits = next_logits(Tensor(ids), Tensor([len(w) - 1 for w in window], ms.int32)).asnumpy()
+        ids = np.zeros((len(texts), window), np.int32)
+        for row, text in zip(ids, texts, strict=True):
+            row[:len(text[-window:])] = text[-window:]
+        logits = next_logits(Tensor(ids), Tensor([min(len(t), window) - 1 for t in texts], ms.int32)).asnumpy()
         for i, text in enumerate(texts):
             if live[i]:
                 token = choose(logits[i], temperature, top_k, rngs[i])

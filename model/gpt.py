@@ -107,7 +107,7 @@ class TokenLoss(nn.Cell):
 
 
 class HeadLoss(nn.Cell):
-    """Head and token loss: hidden state [rows, hidden], table [vocab, hidden], labels int32 [rows] -> (losses [rows], logits)."""
+    """Loss of each token: x [rows, hidden], table [vocab, hidden], labels int32 [rows] -> (losses [rows], logits)."""
 
     def __init__(self):
         super().__init__()
@@ -116,6 +116,11 @@ class HeadLoss(nn.Cell):
     def construct(self, x, table, labels):
         logits = self.head(x, table)
         return self.loss(logits, labels), logits
+
+
+def head_loss() -> nn.Cell:
+    """HeadLoss in this device's form. On CPU the second output is the softmax of the logits."""
+    return cpu.HeadLoss() if on_cpu() else HeadLoss()
 
 
 class GPTLoss(nn.Cell):
@@ -127,7 +132,7 @@ class GPTLoss(nn.Cell):
     def __init__(self, gpt: GPT, pad_id: int):
         super().__init__(auto_prefix=False)  # parameters keep the names that they have in the GPT
         self.gpt = gpt
-        self.head_loss = cpu.HeadLoss() if on_cpu() else HeadLoss()
+        self.head_loss = head_loss()
         self.pad = Tensor(pad_id, ms.int32)
         self.slice_ids, self.slice_labels, self.reshape = ops.StridedSlice(), ops.StridedSlice(), ops.Reshape()
         self.not_equal, self.cast, self.mul, self.sum = ops.NotEqual(), ops.Cast(), ops.Mul(), ops.ReduceSum()

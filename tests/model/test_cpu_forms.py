@@ -1,0 +1,136 @@
+"""The cells of model/cpu.py against the plain ones: the same values and gradients within float32 rounding, for ragged sizes."""
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from model import attention, cpu, gpt, layers
+from model.config import ModelConfig
+from model.init import initialize
+
+ROUNDING = 3e-6  # of the norm
+
+
+@pytest.fixture(autouse=True)
+def graph_mode():
+    ms.set_context(mode=ms.GRAPH_MODE)
+
+
+class Weighted(nn.Cell):
+    """sum(weight * the cell's first output): its gradient is the cell's for `weight` as the gradient that comes in."""
+
+    def __init__(self, cell, single):
+        super().__init__()
+        self.cell, self.single = cell, single
+
+    def construct(self, weight, *inputs):
+        out = self.cell(*inputs)
+        y = out if self.single else out[0]
+        return ops.sum(weight * y), y
+
+
+def evaluate(cell: nn.Cell, weight: np.ndarray, inputs: tuple, count: int, single: bool) -> list[np.ndarray]:
+    """The cell's value and its gradients by the first `count` inputs."""
+    function = ms.value_and_grad(Weighted(cell, single), tuple(range(1, count + 1)), None, has_aux=True)
+    (_, y), gradients = function(*(Tensor(a) for a in (weight, *inputs)))
+    return [y.asnumpy(), *(g.asnumpy() for g in gradients)]
+
+
+def assert_same(form: nn.Cell, plain: nn.Cell, shape: tuple, inputs: tuple, count: int, form_single=False, plain_single=False):
+    weight = np.random.RandomState(9).standard_normal(shape).astype(np.float32)
+    found = evaluate(form, weight, inputs, count, form_single)
+    wanted = evaluate(plain, weight, inputs, count, plain_single)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.shape == b.shape
+        assert np.linalg.norm(a - b) <= ROUNDING * np.linalg.norm(b)
+        assert np.linalg.norm(b) > 0
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    return (np.random.RandomState([seed, *shape]).standard_normal(shape) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 5), (37, 13)])
+def test_column_sum(rows, columns):
+    x = normal(rows, columns)
+    np.testing.assert_allclose(cpu.ColumnSum()(Tensor(x)).asnumpy(), x.astype(np.float64).sum(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "n_in", "n_out"), [(1, 3, 1), (7, 5, 11), (37, 13, 5)])
+def test_affine(rows, n_in, n_out):
+    assert_same(cpu.Affine(), layers.Affine(), (rows, n_out), (normal(rows, n_in), normal(n_out, n_in), normal(n_out)), 3, True, True)
+
+
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 5), (7, 15), (37, 33)])
+def test_normalize(rows, hidden):
+    inputs = normal(rows, hidden, scale=3.0) + 2, 1 + normal(hidden, seed=1, scale=0.3), normal(hidden, seed=2)
+    assert_same(cpu.Normalize(hidden, 1e-5), layers.Normalize(1e-5), (rows, hidden), inputs, 3)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (37, 13)])
+def test_gelu(shape):
+    assert_same(cpu.Gelu(), ops.GeLU(), shape, (normal(*shape, scale=3.0),), 1, plain_single=True)
+
+
+def test_gelu_far_from_zero():
+    x = np.array([[-3e4, -100.0, -20.0, 0.0, 20.0, 100.0, 3e4]], np.float32)
+    y, gradient = evaluate(cpu.Gelu(), np.ones_like(x), (x,), 1, False)
+    np.testing.assert_allclose(y, np.maximum(x, 0), atol=1e-6)
+    np.testing.assert_allclose(gradient, [[0, 0, 0, 0.5, 1, 1, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize(("batch", "heads", "t", "head_size"), [(1, 1, 1, 1), (2, 3, 7, 5), (3, 2, 16, 5)])
+def test_attention(batch, heads, t, head_size):
+    config = ModelConfig(vocab_size=9, hidden_size=heads * head_size, num_heads=heads, seq_length=16)
+    shape = batch, heads, t, head_size
+    qkv = (normal(*shape, seed=1, scale=2.0), normal(*shape, seed=2, scale=2.0), normal(*shape, seed=3))
+    keys = np.zeros((batch * t, 1), np.int32)
+    form, plain = cpu.AttentionCore(config), attention.AttentionCore(config, 1)
+    if t == 1:  # softmax over one score is 1: query and key have no gradient
+        y, dq, dk, dv = evaluate(form, np.ones(shape, np.float32), (*qkv, keys), 3, False)
+        assert (y == qkv[2]).all() and not dq.any() and not dk.any() and (dv == 1).all()
+    else:
+        assert_same(form, plain, shape, (*qkv, keys), 3)
+
+
+@pytest.mark.parametrize(("rows", "hidden", "vocab"), [(1, 3, 2), (7, 5, 11), (37, 13, 101)])
+def test_head_loss(rows, hidden, vocab):
+    labels = np.random.RandomState(rows).randint(0, vocab, rows).astype(np.int32)
+    assert_same(cpu.HeadLoss(), gpt.HeadLoss(), (rows,), (normal(rows, hidden), normal(vocab, hidden), labels), 2)
+
+
+@pytest.mark.parametrize("head_loss", [cpu.HeadLoss, gpt.HeadLoss])
+def test_head_loss_of_labels_whose_probability_underflows(head_loss):
+    # exp(-300) and exp(-20000) are no float32; the table is the identity, so x are the logits and dx = p - onehot.
+    logits = np.array([[0, 300, 0, 0], [-1e4, 0, 1e4, 0], [5, 5, 5, 5], [200, 0, 0, 0]], np.float32)
+    labels = np.array([0, 0, 3, 0], np.int32)
+    losses, dx, dtable = evaluate(head_loss(), np.ones(4, np.float32), (logits, np.eye(4, dtype=np.float32), labels), 2, False)
+    np.testing.assert_allclose(losses, [300, 20000, np.log(4), 0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(dx, [[-1, 1, 0, 0], [-1, 0, 1, 0], [0.25, 0.25, 0.25, -0.75], [0, 0, 0, 0]], atol=1e-6)
+    np.testing.assert_allclose(dtable, dx.T @ logits, rtol=1e-5, atol=1e-3)
+    assert np.isfinite(dtable).all()
+
+
+def test_the_whole_model(monkeypatch):
+    """Head size 5, a text shorter than the longest context, padded labels."""
+    config = ModelConfig(vocab_size=23, hidden_size=15, num_layers=2, num_heads=3, ffn_hidden_size=37, seq_length=16, init_std=0.3)
+    tokens = np.random.RandomState(0).randint(1, 23, (3, 12)).astype(np.int32)
+    tokens[1, 5:] = 0
+
+    def loss_and_gradients():
+        network = gpt.GPTLoss(gpt.GPT(config), pad_id=0)
+        initialize(network, config, seed=3)
+        weights = network.trainable_params()
+        (loss, count), gradients = ms.value_and_grad(network, None, weights, has_aux=True)(Tensor(tokens), ms.ops.zeros(3, ms.int32))
+        assert count.asnumpy() == 11 + 4 + 11
+        return loss.asnumpy(), {p.name: g.asnumpy() for p, g in zip(weights, gradients, strict=True)}
+
+    loss, found = loss_and_gradients()
+    for module in (layers, attention, gpt):
+        monkeypatch.setattr(module, "on_cpu", lambda: False)
+    plain_loss, wanted = loss_and_gradients()
+    assert loss == pytest.approx(plain_loss, rel=1e-6)
+    total = np.sqrt(sum(np.square(g).sum() for g in wanted.values()))
+    for name, g in wanted.items():
+        # The gradient of a key's bias is zero but for rounding, so it has no norm of its own to be held against.
+        assert np.linalg.norm(found[name] - g) <= 3 * ROUNDING * max(np.linalg.norm(g), 1e-3 * total), name
