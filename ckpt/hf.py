@@ -48,8 +48,8 @@ def hf_shapes(model: dict) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor by transformers' name. `model`: sizes, as in the section `model` of a run's config."""
     h = model["hidden_size"]
     ffn = 4 * h if model["ffn_hidden_size"] == "auto" else model["ffn_hidden_size"]
-    matrices = {"wte": (model["vocab_size"], h), "wpe": (model["seq_length"], h), "attn.c_attn": (h, 3 * h), "attn.c_proj": (h, h),
-                "mlp.c_fc": (h, ffn), "mlp.c_proj": (ffn, h)}
+    matrices = {"wte": (model["vocab_size"], h), "wpe": (model["seq_length"], h), "attn.c_attn": (h, 3 * h),
+                "attn.c_proj": (h, h), "mlp.c_fc": (h, ffn), "mlp.c_proj": (ffn, h)}
     shapes = {}
     for name, _ in names(model["num_layers"]):
         layer, _, kind = name.rpartition(".")
@@ -79,8 +79,8 @@ def from_hf(tensors: dict[str, np.ndarray], model: dict) -> dict[str, np.ndarray
     if problems := store.differences(hf_shapes(model), {name: a.shape for name, a in tensors.items()}):
         raise UserError("these tensors are not those of a GPT-2 of this config:\n  " + "\n  ".join(problems))
     if head is not None and not np.array_equal(head, tensors["wte.weight"]):
-        raise UserError("lm_head.weight differs from wte.weight: an output matrix of its own cannot be imported, ours is the token "
-                        "embedding")
+        raise UserError("lm_head.weight differs from wte.weight: an output matrix of its own cannot be imported, since ours is "
+                        "the token embedding")
     ours = {}
     for name, parts in names(model["num_layers"]):
         a = tensors[name].astype(np.float32, copy=False)
@@ -96,7 +96,10 @@ def to_hf(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def import_hf(source: Path, target: Path) -> dict:
-    """Make a checkpoint `target`, for `ckpt.init_from`, of a folder that transformers' save_pretrained wrote. Returns the sizes."""
+    """Make of a folder that transformers' save_pretrained wrote a checkpoint `target`, for `ckpt.init_from`. Returns the sizes.
+
+    Raises UserError, with nothing written, where the architecture, a tensor or the target does not allow it.
+    """
     refuse_used(target)
     if not source.is_dir():
         raise UserError(f"{source}: no such folder")
@@ -113,7 +116,8 @@ def import_hf(source: Path, target: Path) -> dict:
 def export_hf(source: Path, target: Path) -> store.Checkpoint:
     """Write a checkpoint's weights as a folder that GPT2LMHeadModel.from_pretrained loads. Returns the checkpoint.
 
-    The tokenizer is not exported, and config.json names no special tokens: their ids belong to it.
+    Raises UserError, with nothing written, where the checkpoint is broken or the target is in use. The tokenizer is not exported,
+    and config.json names no special tokens: their ids belong to it.
     """
     refuse_used(target)
     checkpoint = store.load_given(source)
@@ -195,13 +199,13 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
         found = deserialize(path.read_bytes())
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path.name} cannot be read: {error}") from None
-    if wrong := [f"{name} is {view['dtype']}" for name, view in found if view["dtype"] not in DTYPES and not name.endswith(BUFFERS)]:
+    found = [(name, view) for name, view in found if not name.endswith(BUFFERS)]
+    if wrong := [f"{name} is {view['dtype']}" for name, view in found if view["dtype"] not in DTYPES]:
         raise UserError(f"{path.name}: number formats other than {', '.join(DTYPES)}:\n  " + "\n  ".join(wrong))
     tensors = {}
     for name, view in found:
-        if not name.endswith(BUFFERS):
-            a = np.frombuffer(view["data"], DTYPES[view["dtype"]]).reshape(view["shape"])
-            tensors[name] = (a.astype("<u4") << 16).view("<f4") if view["dtype"] == "BF16" else a
+        a = np.frombuffer(view["data"], DTYPES[view["dtype"]]).reshape(view["shape"])
+        tensors[name] = (a.astype("<u4") << 16).view("<f4") if view["dtype"] == "BF16" else a
     return tensors
 
 

@@ -1,6 +1,6 @@
 """Run with the extra `oracle`, from the repository: python tests/golden/make_golden.py
 
-What PyTorch and transformers compute for a tiny GPT-2, for the tests that have neither: tests/*/test_*golden.py, tests/ckpt/test_hf.py.
+What PyTorch and transformers compute for a tiny GPT-2, for the tests that have neither (tests/*/test_*golden.py, tests/ckpt).
 
     gpt2/                 the model as GPT2LMHeadModel.save_pretrained writes it
     expected.safetensors  tokens [batch, seq], logits, and the gradient of every parameter (`grad.<name>`) of the mean loss
@@ -21,12 +21,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 HERE = Path(__file__).parent
 PAD, IGNORED = 0, -100
-CONFIG = GPT2Config(vocab_size=96, n_positions=16, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-                    bos_token_id=None, eos_token_id=None, attn_implementation="eager")
-# The schedule is longer than the run, so that its middle is seen. In the first run clip_norm lies among the norms, so that some steps
-# are clipped. In the second all are, epsilon matters, and the correction of the second moment is large.
-TRAINING = {"total_steps": 8, "warmup_steps": 2, "lr": 1e-3, "min_lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1,
-            "clip_norm": 3.6, "global_batch_size": 4}
+CONFIG = GPT2Config(vocab_size=96, n_positions=16, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0,
+                    attn_pdrop=0.0, bos_token_id=None, eos_token_id=None, attn_implementation="eager")
+# The schedule is longer than the run, so that its middle is seen. In the first run clip_norm lies among the norms, so that some
+# steps are clipped. In the second all are, epsilon matters, and the correction of the second moment is large.
+TRAINING = {"total_steps": 8, "warmup_steps": 2, "lr": 1e-3, "min_lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8,
+            "weight_decay": 0.1, "clip_norm": 3.6, "global_batch_size": 4}
 RUNS = {"usual": TRAINING, "large_eps": {**TRAINING, "betas": [0.9, 0.999], "eps": 1e-4, "clip_norm": 1.0}}
 LENGTHS = ([17, 17, 17, 17], [17, 9, 3, 12], [4, 2, 17, 17], [17, 17, 2, 3], [11, 17, 5, 17])  # tokens before the pads
 
@@ -94,7 +94,8 @@ def main() -> None:
     tensors, loss = expected()
     save_file(tensors, HERE / "expected.safetensors")
     golden = {"pad": PAD, "loss": loss, "versions": {"torch": torch.__version__}, "runs": {}}
-    batches = torch.tensor(np.stack([make_tokens(lengths, 17, CONFIG.vocab_size, seed=3 + i) for i, lengths in enumerate(LENGTHS)]))
+    batches = [make_tokens(lengths, 17, CONFIG.vocab_size, seed=3 + i) for i, lengths in enumerate(LENGTHS)]
+    batches = torch.tensor(np.stack(batches))
     tensors = {"tokens": batches}
     for run, settings in RUNS.items():
         model = make_model(CONFIG, seed=1)

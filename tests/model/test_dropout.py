@@ -7,7 +7,7 @@ from mindspore import Tensor, nn
 from model.config import ModelConfig
 from model.gpt import GPT
 from model.init import initialize
-from model.layers import Dropout, RowKeys
+from model.layers import Dropout, Mix, RowKeys
 
 SEQ, COLUMNS, SIGMAS = 32, 96, 5.0
 
@@ -39,6 +39,17 @@ def masks(positions, rate=0.2, seed=7, salt=1, columns=COLUMNS) -> np.ndarray:
 def correlation(a: np.ndarray, b: np.ndarray, rate: float = 0.2) -> float:
     """Between two masks, in standard deviations of what independent masks of this rate show."""
     return float(((a - 1 + rate) * (b - 1 + rate)).sum() / (rate * (1 - rate) * np.sqrt(a.size)))
+
+
+def test_the_hash_is_of_32_bits_without_sign():
+    """In NumPy's unsigned numbers: products wrap around, shifts bring in zeros."""
+    x = np.random.RandomState(0).randint(-2**31, 2**31, 1000, np.int64).astype(np.int32)
+    x[:3] = 0, -1, -2**31
+    expected = x.view(np.uint32)
+    for factor in (0x2C1B3C6D, 0x297A2D39):
+        expected = expected * np.uint32(factor)
+        expected = expected ^ (expected >> np.uint32(15))
+    np.testing.assert_array_equal(Mix()(Tensor(x)).asnumpy().view(np.uint32), expected)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
@@ -85,7 +96,7 @@ def test_a_shorter_text_has_the_mask_of_the_longer_ones_beginning():
 
 def test_other_seeds_and_layers_have_other_masks():
     positions = np.arange(64)
-    found = [masks(positions)] + [masks(positions, salt=salt) for salt in (2, 3, 4)] + [masks(positions, seed=s) for s in (8, 9, 1234)]
+    found = [masks(positions, salt=salt) for salt in (1, 2, 3)] + [masks(positions, seed=seed) for seed in (8, 1234)]
     for i, a in enumerate(found):
         for b in found[:i]:
             assert (a != b).any()

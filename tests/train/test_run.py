@@ -105,7 +105,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(whole, tiny, capsys):
     (["model.hidden_size=24"], "shape of norm.weight: \\[16\\] in the file, \\[24\\] in the model"),
     (["run.seed=7"], "seed: 1234 in the checkpoint, 7 here"),
     (["model.vocab_size=701"], "the tokenizer of the prepared data has 700 pieces"),
-    (["train.global_batch_size=1000", "train.micro_batch_size=1000"], "one global batch needs 1000"),  # D2
+    (["train.total_steps=30", "train.global_batch_size=1000", "train.micro_batch_size=1000"], "one global batch needs 1000"),  # D2
     (["train.micro_batch_size=3"], "train.micro_batch_size may be 1, 2, 4"),
     (["parallel.num_micro_batches=3"], "set it to 2 or auto"),
     (["parallel.dp=2"], "set parallel.dp to 1 or auto"),

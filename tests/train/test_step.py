@@ -17,12 +17,13 @@ from train.step import TrainStep
 MODEL = ModelConfig(vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, seq_length=120, init_std=0.1)
 
 
-def make_step(batch, micro, count, loss_scale=None, **train):
+def make_step(batch, micro, count, loss_scale=None, mesh=None, **train):
+    """A training step of a small model with tests' initial weights."""
     ms.set_context(mode=ms.GRAPH_MODE)
     gpt = GPT(MODEL)
     initialize(gpt, MODEL, 3)
     config = TrainConfig(global_batch_size=batch, micro_batch_size=micro, lr=1e-2, schedule="constant", **train)
-    return TrainStep(GPTLoss(gpt, 0), config, loss_scale or LossScaleConfig(), Mesh(1), count, batch * 120).set_train()
+    return TrainStep(GPTLoss(gpt, 0), config, loss_scale or LossScaleConfig(), mesh or Mesh(1), count, batch * 120).set_train()
 
 
 def uneven():
