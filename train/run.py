@@ -98,7 +98,7 @@ class Training:
         if checkpoint is None:
             initialize(self.gpt, c.model, c.run.seed)
             if c.ckpt.init_from:
-                state.restore_weights(self.step, store.load_given(c.ckpt.init_from), str(c.ckpt.init_from))
+                state.restore_weights(self.step, store.load_given(c.ckpt.init_from), self.identity, str(c.ckpt.init_from))
                 self.notes.append(f"weights from {c.ckpt.init_from}")
             return
         state.restore(self.step, checkpoint, self.identity, where)

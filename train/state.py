@@ -45,9 +45,7 @@ def identity_of(config: RunConfig, tokenizer_sha256: str, data_fingerprint: str)
 
 def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str) -> None:
     """Put a checkpoint's whole state into a training step. Raises UserError with the list of what differs or is missing."""
-    saved = _flat(checkpoint.state.get("identity", {}))
-    problems = [f"{name}: {saved.get(name)} in the checkpoint, {value} here"
-                for name, value in _flat(identity).items() if saved.get(name) != value]
+    problems = identity_problems(identity, checkpoint)
     problems += [f"missing: {name}" for name in SCALARS if name not in checkpoint.state]
     problems += shape_problems(step, checkpoint, (MODEL, OPTIMIZER))
     if problems:
@@ -61,11 +59,19 @@ def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str)
         p.set_data(Tensor(value, p.dtype))
 
 
-def restore_weights(step: TrainStep, checkpoint: Checkpoint, where: str) -> None:
+def restore_weights(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str) -> None:
     """Put the weights alone into a training step. Raises UserError with the list of what does not fit."""
-    if problems := shape_problems(step, checkpoint, (MODEL,)):
+    # Heads and epsilon show in no shape, and would make another function of the same weights.
+    if problems := identity_problems({"model": identity["model"]}, checkpoint) + shape_problems(step, checkpoint, (MODEL,)):
         raise UserError(f"{where} does not fit this model:\n  " + "\n  ".join(problems))
     set_tensors(step, checkpoint, (MODEL,))
+
+
+def identity_problems(identity: dict, checkpoint: Checkpoint) -> list[str]:
+    """What of the identity is another in the checkpoint."""
+    saved = _flat(checkpoint.state.get("identity", {}))
+    return [f"{name}: {saved.get(name)} in the checkpoint, {value} here"
+            for name, value in _flat(identity).items() if saved.get(name) != value]
 
 
 def shape_problems(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...]) -> list[str]:

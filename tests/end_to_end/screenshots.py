@@ -1,4 +1,7 @@
-"""The README's pictures, from a real run, by headless Chromium: python tests/end_to_end/screenshots.py runs/smoke .github/images"""
+"""The README's pictures, from a real run, by headless Chromium.
+
+    python tests/end_to_end/screenshots.py runs/smoke .github/images
+"""
 import html
 import socket
 import subprocess
@@ -15,8 +18,9 @@ font:14px/1.35 "DejaVu Sans Mono","Noto Sans Mono CJK SC",monospace}}</style><pr
 def shoot(url: str, out: Path, size: tuple[int, int], wait_ms: int) -> None:
     """A PNG of a page."""
     with tempfile.TemporaryDirectory() as profile:
-        subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-                        "--disable-component-update", "--disable-sync", "--hide-scrollbars", f"--user-data-dir={profile}",
+        subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                        "--disable-background-networking", "--disable-component-update",
+                        "--disable-sync", "--hide-scrollbars", f"--user-data-dir={profile}",
                         f"--window-size={size[0]},{size[1]}", f"--virtual-time-budget={wait_ms}", f"--screenshot={out}", url],
                        check=True, capture_output=True, timeout=180)
 

@@ -50,7 +50,8 @@ def here(command: str) -> str:
 
 def test_the_readmes_say_the_same():
     for pattern in (r"```bash\n(.*?)```", r"^(#+) ", r"!\[\w+\]\((.*?)\)", r"^    (\S+)   ", r"^\| \[`(\w+)/`\]"):
-        found = [re.findall(pattern, (ROOT / name).read_text(encoding="utf-8"), re.S | re.M) for name in ("README.md", "README_zh.md")]
+        found = [re.findall(pattern, (ROOT / name).read_text(encoding="utf-8"), re.S | re.M)
+                 for name in ("README.md", "README_zh.md")]
         assert found[0] == found[1] and found[0], pattern
 
 
@@ -75,7 +76,8 @@ def test_distributed(shell):
     out = short_run(shell, "bash run_scripts/run_distributed.sh")
     assert "done: 4 of 4 steps" in out and (shell.folder / "runs" / "smoke" / "report.json").exists()
     for command in ("python -m ckpt list runs/smoke", "python -m ckpt verify runs/smoke/checkpoints",
-                    "python -m ckpt export-hf runs/smoke/checkpoints smoke-hf", "python -m ckpt import-hf smoke-hf smoke-weights"):
+                    "python -m ckpt export-hf runs/smoke/checkpoints smoke-hf",
+                    "python -m ckpt import-hf smoke-hf smoke-weights"):
         shell(command)
     assert (shell.folder / "smoke-hf" / "config.json").exists()
     follow = f"'ckpt.init_from={shell.folder}/smoke-weights' run.name=next"

@@ -105,7 +105,8 @@ def test_a_finished_run_says_so_and_stays_as_it_is(whole, tiny, capsys):
     (["model.hidden_size=24"], "shape of norm.weight: \\[16\\] in the file, \\[24\\] in the model"),
     (["run.seed=7"], "seed: 1234 in the checkpoint, 7 here"),
     (["model.vocab_size=701"], "the tokenizer of the prepared data has 700 pieces"),
-    (["train.total_steps=30", "train.global_batch_size=1000", "train.micro_batch_size=1000"], "one global batch needs 1000"),  # D2
+    (["train.total_steps=30", "train.global_batch_size=1000", "train.micro_batch_size=1000"],  # D2
+     "one global batch needs 1000"),
     (["train.micro_batch_size=3"], "train.micro_batch_size may be 1, 2, 4"),
     (["parallel.num_micro_batches=3"], "set it to 2 or auto"),
     (["parallel.dp=2"], "set parallel.dp to 1 or auto"),
@@ -151,6 +152,14 @@ def test_a_broken_checkpoint_is_passed_over(whole, tiny, capsys):
     out = capsys.readouterr().out
     assert "passed over" in out and "step_00000015" in out
     assert exact(metrics(tiny().run.folder)) == exact(metrics(whole))
+
+
+@pytest.mark.parametrize(("override", "says"), [("model.num_heads=4", "model.num_heads: 2 in the checkpoint, 4 here"),
+                                               ("model.num_layers=1", "unexpected: blocks.1.norm1.bias")])
+def test_initial_weights_of_another_model_are_refused(whole, tiny, override, says):
+    with pytest.raises(UserError, match=says):
+        run(tiny("run.name=next", f"ckpt.init_from={whole / 'checkpoints'}", override))
+    assert not tiny("run.name=next").run.folder.exists()
 
 
 def test_initial_weights_from_a_checkpoint(whole, tiny):
