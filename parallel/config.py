@@ -17,4 +17,4 @@ class ParallelConfig(Section):
     tp: int = Field(1, ge=1, description="tensor-parallel ranks")
     pp: int = Field(1, ge=1, description="pipeline stages")
     num_micro_batches: Literal["auto"] | PositiveInt = Field(
-        "auto", description="micro-batches a step and rank; auto: global_batch_size / (dp * micro_batch_size)")
+        "auto", description="micro-batches in a step of a rank; auto: global_batch_size / (dp * micro_batch_size)")

@@ -44,18 +44,30 @@ def make_mesh(config: ParallelConfig, world_size: int, rank: int) -> Mesh:
     return Mesh(dp, tp, pp, rank)
 
 
-def micro_batches(config: ParallelConfig, global_batch_size: int, micro_batch_size: int, dp: int) -> int:
-    """Micro-batches in one step of one rank: global_batch_size = dp * micro_batch_size * num_micro_batches, or UserError."""
-    unit = dp * micro_batch_size
-    count, rest = divmod(global_batch_size, unit)
-    if rest or not count:
-        allowed = [m for m in range(1, global_batch_size // dp + 1) if global_batch_size % (dp * m) == 0]
-        hint = f"train.micro_batch_size may be {', '.join(map(str, allowed))}" if allowed else \
-            f"train.global_batch_size must be a multiple of {dp}"
-        raise UserError(f"train.global_batch_size={global_batch_size} is not a multiple of dp={dp} x "
-                        f"train.micro_batch_size={micro_batch_size} = {unit}: {hint}")
+def micro_batches(config: ParallelConfig, global_batch_size: int, micro_batch_size: int | str, dp: int) -> int:
+    """Micro-batches in one step of one rank: global_batch_size = dp * micro_batch_size * num_micro_batches, or UserError.
+
+    Either factor may be "auto"; if both are, the rank computes its whole share at once.
+    """
+    share, rest = divmod(global_batch_size, dp)
+    if rest:
+        raise UserError(f"train.global_batch_size={global_batch_size} must be a multiple of {dp}, the data-parallel ranks")
+    if micro_batch_size == "auto":
+        count = 1 if config.num_micro_batches == "auto" else config.num_micro_batches
+        if share % count:
+            raise UserError(f"parallel.num_micro_batches={count} does not divide the {share} samples of a rank (train."
+                            f"global_batch_size={global_batch_size} over dp={dp}): allowed are {_divisors(share)}")
+        return count
+    count, rest = divmod(share, micro_batch_size)
+    if rest:
+        raise UserError(f"train.micro_batch_size={micro_batch_size} does not divide the {share} samples of a rank (train."
+                        f"global_batch_size={global_batch_size} over dp={dp}): allowed are {_divisors(share)}, or auto")
     if config.num_micro_batches not in ("auto", count):
         raise UserError(f"parallel.num_micro_batches={config.num_micro_batches}, but train.global_batch_size="
                         f"{global_batch_size} over dp={dp} x train.micro_batch_size={micro_batch_size} makes {count}: "
                         f"set it to {count} or auto, or change the batch sizes")
     return count
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)

@@ -2,7 +2,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from ckpt.config import CkptConfig
 from data.config import DataConfig
@@ -31,7 +31,8 @@ class TrainConfig(Section):
     total_steps: int = Field(400, ge=1, description="optimizer updates of the whole run; the schedule's length")
     stop_at_step: int | None = Field(None, ge=1, description="save and end here; the schedule keeps its length")
     global_batch_size: int = Field(16, ge=1, description="samples in one update, over all ranks and micro-batches")
-    micro_batch_size: int = Field(8, ge=1, description="samples that one rank computes at once")
+    micro_batch_size: Literal["auto"] | PositiveInt = Field(
+        "auto", description="samples that one rank computes at once; auto: its share of the batch / num_micro_batches")
     lr: float = Field(1e-3, gt=0.0, description="peak learning rate")
     min_lr: float = Field(0.0, ge=0.0, description="floor of the schedule")
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="shape after the warm-up")

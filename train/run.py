@@ -80,6 +80,7 @@ class Training:
     def __post_init__(self):
         c = self.config
         self.num_micro_batches = micro_batches(c.parallel, c.train.global_batch_size, c.train.micro_batch_size, self.mesh.dp)
+        self.micro_batch_size = c.train.global_batch_size // self.mesh.dp // self.num_micro_batches
         self.gpt = GPT(c.model, seed=c.run.seed)
         self.step = TrainStep(GPTLoss(self.gpt, PAD_ID), c.train, c.precision.loss_scale, self.mesh, self.num_micro_batches,
                               c.train.global_batch_size * c.data.seq_length)
@@ -141,7 +142,7 @@ class Training:
             ("mesh", f"{self.mesh}  ({self.mesh.world_size} rank(s), {ms.get_context('device_target')}, {platform.machine()})"),
             ("data", f"{train_set.tokens:,} tokens in {train_set.samples:,} samples of {c.data.seq_length}"),
             ("batch", f"{tokens:,} tokens a step: {t.global_batch_size} samples = dp {self.mesh.dp} x micro-batch "
-                      f"{t.micro_batch_size} x {self.num_micro_batches}"),
+                      f"{self.micro_batch_size} x {self.num_micro_batches}"),
             ("steps", f"{self.first_step} -> {self.last_step} of {t.total_steps}  "
                       f"({t.total_steps * tokens / train_set.tokens:.2f} epochs in all)"),
             *(("note", line) for line in self.notes)])
@@ -179,7 +180,7 @@ class Training:
         c, stage, deep = self.config, self.config.eval.stage, self.config.eval.deep
         total = c.train.total_steps
         validation = Validation(self.gpt, self.manifest, c.data, self.mesh, stage.num_batches * c.train.global_batch_size,
-                                c.train.micro_batch_size) if stage.enabled else None
+                                self.micro_batch_size) if stage.enabled else None
         samples = Samples(self.gpt, Tokenizer.load(c.data.prepared_dir / "tokenizer.model"), deep, c.model.seq_length,
                           c.run.seed) if deep.enabled else None
         return Evaluate(clock, validation, samples, due_steps(total, stage.every), {max(1, round(total * s)) for s in deep.at})

@@ -78,11 +78,11 @@ class TrainStep(nn.Cell):
         self.steps = Parameter(Tensor(0, ms.int32), name="steps", requires_grad=False)
         self.consumed_samples = Parameter(Tensor(0, ms.int32), name="consumed_samples", requires_grad=False)
         self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
-        self.num_micro_batches, self.micro_batch_size = num_micro_batches, config.micro_batch_size
+        share = config.global_batch_size // mesh.dp
+        self.num_micro_batches, self.micro_batch_size = num_micro_batches, share // num_micro_batches
         self.global_batch_size, self.tokens_per_batch = config.global_batch_size, tokens_per_batch
         self.clip_norm = config.clip_norm
-        first = mesh.dp_rank * (config.global_batch_size // mesh.dp)
-        self.rows = Tensor(np.arange(first, first + config.global_batch_size // mesh.dp), ms.int32)
+        self.rows = Tensor(np.arange(mesh.dp_rank * share, (mesh.dp_rank + 1) * share), ms.int32)  # places in the global batch
         self.distributed = mesh.dp > 1
         self.map, self.l2_loss, self.sqrt = ops.HyperMap(), ops.L2Loss(), ops.Sqrt()
         self.minimum, self.maximum, self.is_finite = ops.Minimum(), ops.Maximum(), ops.IsFinite()

@@ -102,4 +102,4 @@ def test_a_wrong_config_starts_nothing(tiny_yaml, tmp_path):
     out = launch(tiny_yaml, tmp_path, "train.lrr=1", code=2)
     assert "train.lrr" in out and "train.lr" in out and not (tmp_path / "tiny").exists()
     out = launch(tiny_yaml, tmp_path, "train.global_batch_size=3", code=2)
-    assert "train.global_batch_size must be a multiple of 2" in out and not (tmp_path / "tiny").exists()
+    assert "train.global_batch_size=3 must be a multiple of 2" in out and not (tmp_path / "tiny").exists()

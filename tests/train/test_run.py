@@ -107,7 +107,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(whole, tiny, capsys):
     (["model.vocab_size=701"], "the tokenizer of the prepared data has 700 pieces"),
     (["train.total_steps=30", "train.global_batch_size=1000", "train.micro_batch_size=1000"],  # D2
      "one global batch needs 1000"),
-    (["train.micro_batch_size=3"], "train.micro_batch_size may be 1, 2, 4"),
+    (["train.micro_batch_size=3"], "allowed are 1, 2, 4, or auto"),
     (["parallel.num_micro_batches=3"], "set it to 2 or auto"),
     (["parallel.dp=2"], "set parallel.dp to 1 or auto"),
     (["parallel.tp=2", "parallel.dp=1"], "start a multiple of 2 ranks"),
