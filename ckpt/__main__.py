@@ -14,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     listing = commands.add_parser("list", help="the checkpoints of a run")
     listing.add_argument("folder", type=Path, metavar="RUN_OR_FOLDER", help="a run, or a folder of checkpoints")
     verifying = commands.add_parser("verify", help="hold every file against the manifest's sizes and SHA-256 sums")
-    verifying.add_argument("folder", type=Path, metavar="CHECKPOINT", help="one checkpoint")
+    verifying.add_argument("folder", type=Path, metavar="CHECKPOINT", help="one checkpoint, or a run or folder of them: all")
     importing = commands.add_parser("import-hf", help="a GPT-2 of transformers (safetensors) to a checkpoint for ckpt.init_from")
     exporting = commands.add_parser("export-hf", help="a checkpoint to a folder for GPT2LMHeadModel.from_pretrained")
     importing.add_argument("source", type=Path, metavar="SRC", help="folder with config.json and model.safetensors")
@@ -62,12 +62,18 @@ def table(folder: Path) -> list[str]:
 
 
 def verify(folder: Path) -> int:
-    """Print what is wrong with a checkpoint, or that nothing is. Returns the exit code."""
-    if not (folder / store.MANIFEST).exists() and not (folder / store.STATE).exists():
-        raise UserError(f"{folder}: not a checkpoint, it has neither {store.MANIFEST} nor {store.STATE}")
-    problems = store.problems_of(folder)
-    print("\n".join(problems or [f"{folder}: whole"]))
-    return 1 if problems else 0
+    """Print what is wrong with each checkpoint, or that nothing is. Returns the exit code."""
+    root = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    marks = (store.MANIFEST, store.STATE)
+    found = [f for f in (root, *sorted(root.glob("*/"))) if not f.name.startswith(".") and any((f / m).exists() for m in marks)]
+    if not found:
+        raise UserError(f"{folder}: no checkpoint there, which would have a {store.MANIFEST}")
+    code = 0
+    for checkpoint in found:
+        problems = store.problems_of(checkpoint)
+        print("\n".join(problems or [f"{checkpoint}: whole"]))
+        code = 1 if problems else code
+    return code
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tier `stage`: loss, perplexity and accuracy on held-out text, of each corpus and of all together."""
+import mindspore.dataset as ds
 import numpy as np
-from mindspore import Tensor
 from mindspore.train import Model
 
 from data.config import DataConfig
@@ -38,8 +38,7 @@ class Validation:
     def warm_up(self) -> None:
         """Compile, on a batch without tokens."""
         with mode_kept(self.network.gpt):
-            self.network.set_train(False)
-            self.network(Tensor(np.full(self.batch_shape, PAD_ID, np.int32)))
+            self.model.eval(ds.NumpySlicesDataset(np.full((1, *self.batch_shape), PAD_ID, np.int32), shuffle=False))
 
     def run(self) -> dict:
         """{"corpora": {name: scores}, "all": scores, "unigram_perplexity": of all together, "not_computed": {name: why}}.

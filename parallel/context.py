@@ -22,6 +22,7 @@ def start() -> tuple[int, int]:
     if ms.get_context("device_target") == "CPU":  # each worker its share of the cores
         workers = int(os.environ.get("MINDGPT_LOCAL_WORKERS", "1"))
         ms.device_context.cpu.op_tuning.threads_num(max(1, len(os.sched_getaffinity(0)) // workers))
+        ms.runtime.dispatch_threads_num(1)  # more of them spin, and take the cores from the other worker
     communication.init()
     rank, size = communication.get_rank(), communication.get_group_size()
     ms.set_auto_parallel_context(parallel_mode="data_parallel", device_num=size, global_rank=rank)

@@ -7,21 +7,16 @@ from mindspore.ops import functional as F
 from parallel.mesh import Mesh
 from train.config import LossScaleConfig, TrainConfig
 from train.optimizer import AdamW
+from train.reduction import sum_over_ranks
 from train.schedule import Schedule
 
 _add = ops.MultitypeFuncGraph("add")
-_sum_over_ranks = ops.MultitypeFuncGraph("sum_over_ranks")
 _half_square_sum = ops.MultitypeFuncGraph("half_square_sum")
 
 
 @_add.register("Tensor", "Tensor")
 def _add_two(x, y):
     return x + y
-
-
-@_sum_over_ranks.register("Function", "Tensor")
-def _sum_one(all_reduce, x):
-    return all_reduce(x)
 
 
 @_half_square_sum.register("Function", "Tensor")
@@ -87,7 +82,7 @@ class TrainStep(nn.Cell):
         self.map, self.l2_loss, self.sqrt = ops.HyperMap(), ops.L2Loss(), ops.Sqrt()
         self.minimum, self.maximum, self.is_finite = ops.Minimum(), ops.Maximum(), ops.IsFinite()
         if self.distributed:
-            self.all_reduce = ops.AllReduce()
+            self.sum_over_ranks = sum_over_ranks(self.weights)
 
     def micro_batch(self, tokens, positions, index, sens):
         """(loss sum, tokens, gradients) of one micro-batch."""
@@ -106,8 +101,7 @@ class TrainStep(nn.Cell):
             more_loss, more_count, more = self.micro_batch(F.depend(tokens, grads), positions, i, sens)
             loss, count, grads = loss + more_loss, count + more_count, self.map(_add, grads, more)
         if self.distributed:
-            loss, count = self.all_reduce(loss), self.all_reduce(count)
-            grads = self.map(F.partial(_sum_over_ranks, self.all_reduce), grads)
+            loss, count, grads = self.sum_over_ranks(loss, count, grads)
         count = self.maximum(count, 1.0)
         unscale = self.tokens_per_batch / (count * scale)
         norm = self.sqrt(F.addn(self.map(F.partial(_half_square_sum, self.l2_loss), grads)) * 2.0) * unscale
