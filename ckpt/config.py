@@ -1,10 +1,12 @@
 """The section `ckpt`: when to save, what to keep, what to start from."""
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from parallel.config import Section
+
+CheckpointPath = Annotated[Path, Field(strict=False)]
 
 
 class CkptConfig(Section):
@@ -12,7 +14,7 @@ class CkptConfig(Section):
 
     every_steps: int = Field(100, ge=1, description="steps between two checkpoints; one more is written at the end")
     keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
-    resume: str = Field("auto", min_length=1, description="auto: the newest checkpoint of this run, if any; none: start "
-                                                         "anew; or the path of a checkpoint")
-    init_from: Annotated[Path, Field(strict=False)] | None = Field(
+    resume: Literal["auto", "none"] | CheckpointPath = Field(
+        "auto", description="auto: the newest checkpoint of this run, if any; none: start anew; or the path of a checkpoint")
+    init_from: CheckpointPath | None = Field(
         None, description="a checkpoint whose weights alone start a new run")

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
 from ckpt import store
-from ckpt.files import fsync_file, fsync_folder
 from parallel.errors import UserError
+from parallel.files import fsync_file, fsync_folder
 from parallel.yaml_tree import to_yaml
 
 NORMS = {"ln_1": "norm1", "ln_2": "norm2"}

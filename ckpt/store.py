@@ -19,8 +19,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from ckpt.files import fsync_file, fsync_folder, replace_text, sha256
 from parallel.errors import UserError
+from parallel.files import fsync_file, fsync_folder, replace_text, sha256
 
 MODEL, OPTIMIZER, STATE, CONFIG, MANIFEST = "model", "optimizer", "state.json", "config.yaml", "manifest.json"
 TENSOR_FILES = {MODEL: "model.safetensors", OPTIMIZER: "optimizer.safetensors"}
@@ -54,19 +54,20 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def save(root: Path, checkpoint: Checkpoint, keep_last: int) -> Path:
-    """Write a checkpoint below `root`, make it `latest`, and remove all but the newest `keep_last`. Returns its folder."""
+    """Write a checkpoint below `root`, make it `latest`, and remove older ones but for `keep_last` in all. Returns its folder."""
     folder = folder_of(root, checkpoint.step)
+    for left_over in (*root.glob(".tmp-step_*"), *root.glob(".old-step_*")):  # of a process that was killed
+        shutil.rmtree(left_over)
     write(folder, checkpoint)
     replace_text(root / "latest", folder.name + "\n")
-    rotate(root, keep_last)
+    rotate(root, checkpoint.step, keep_last)
     return folder
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint as `folder`, whole or not at all. What was there is replaced."""
     final = Path(os.path.abspath(folder))
-    temporary = final.with_name(f".tmp-{final.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary, old = final.with_name(f".tmp-{final.name}"), final.with_name(f".old-{final.name}")
     temporary.mkdir(parents=True)
     for part, name in TENSOR_FILES.items():
         if part in checkpoint.tensors:
@@ -78,15 +79,21 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     for f in temporary.iterdir():
         fsync_file(f)
     fsync_folder(temporary)
-    if final.exists():  # a broken one, or one from before a resume from an earlier step
-        shutil.rmtree(final)
+    if final.exists():  # a broken one: a run that goes on from an earlier step writes it again
+        final.rename(old)
     temporary.rename(final)
     fsync_folder(final.parent)
+    if old.exists():
+        shutil.rmtree(old)
 
 
-def rotate(root: Path, keep_last: int) -> None:
-    """Remove all checkpoints but the newest `keep_last`, by step. What is not a whole checkpoint is left alone."""
-    for folder in steps(root)[:-keep_last]:
+def rotate(root: Path, step: int, keep_last: int) -> None:
+    """Of the checkpoints up to `step`, remove all but the newest `keep_last`.
+
+    What does not bear the name that `save` gives, a copy that somebody keeps for example, is left alone.
+    """
+    ours = [folder for folder in steps(root) if (s := read_state(folder)["step"]) <= step and folder == folder_of(root, s)]
+    for folder in ours[:-keep_last]:
         shutil.rmtree(folder)
 
 

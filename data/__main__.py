@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         run(options)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

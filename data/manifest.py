@@ -7,8 +7,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data.config import DataConfig, corpora
-from data.sources import Source, find_sources, sha256_of
+from data.sources import Source, find_sources
 from parallel.errors import UserError
+from parallel.files import sha256
 
 FILE_NAME = "manifest.json"
 PREPARE = "run `python -m data prepare --config ...`"
@@ -84,7 +85,7 @@ class Manifest(_Entry):
         return sorted(name for name in self.sets if name != "train")
 
     def write(self, folder: Path) -> None:
-        (folder / FILE_NAME).write_text(json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n")
+        (folder / FILE_NAME).write_text(json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def settings_of(config: DataConfig) -> dict[str, str | int | float | list[str] | None]:
@@ -101,7 +102,7 @@ def settings_of(config: DataConfig) -> dict[str, str | int | float | list[str] |
         "num_shards": config.num_shards,
         "tokenizer.vocab_size": None if given else config.tokenizer.vocab_size,
         "tokenizer.character_coverage": None if given else config.tokenizer.character_coverage,
-        "tokenizer.model": sha256_of(given) if given else None,
+        "tokenizer.model": sha256(given) if given else None,
     }
 
 
@@ -143,7 +144,7 @@ def is_current(manifest: Manifest, config: DataConfig, sources: list[Source]) ->
         return False
     if _identities(manifest) != [source.identity for source in sources]:
         return False
-    return all(entry.mtime_ns == source.mtime_ns or entry.sha256 == sha256_of(source.path)
+    return all(entry.mtime_ns == source.mtime_ns or entry.sha256 == sha256(source.path)
                for entry, source in zip(manifest.inputs, sources, strict=True))
 
 
@@ -162,6 +163,9 @@ def _damage(manifest: Manifest, folder: Path) -> str | None:
             return f"{file.name} is missing"
         if path.stat().st_size != file.size:
             return f"{file.name} has {path.stat().st_size} bytes, not {file.size}"
+    for file in manifest.other_files:  # small ones, on which the meaning of all samples depends
+        if sha256(folder / file.name) != file.sha256:
+            return f"{file.name} was altered: its SHA-256 is not the manifest's"
     return None
 
 

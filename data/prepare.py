@@ -25,15 +25,17 @@ from data.manifest import (
     SetEntry,
     TokenizerEntry,
     is_current,
+    load_manifest,
     read_manifest,
     settings_of,
 )
 from data.packing import SampleSet, Span, encode_files, num_samples
 from data.records import describe, plan, run_jobs
-from data.sources import Source, find_sources, sha256_of
+from data.sources import Source, find_sources
 from data.text import TextFile
 from data.tokenizer import Tokenizer
 from parallel.errors import UserError
+from parallel.files import fsync_file, fsync_folder, sha256
 from parallel.progress import Progress
 
 TOKENIZER_FILE = "tokenizer.model"
@@ -46,6 +48,8 @@ def prepare(config: DataConfig) -> Manifest:
     Raises:
         UserError: text, vocabulary or folder cannot be used; nothing is left behind.
     """
+    if (manifest := _without_text(config)) is not None:
+        return manifest
     sources = find_sources(config)
     folder = config.prepared_dir.resolve()  # a link to another disk stays one
     with _lock(folder):
@@ -63,9 +67,23 @@ def prepare(config: DataConfig) -> Manifest:
             manifest = _Preparation(config, sources, new, work).run()
             if folder.exists():
                 folder.rename(work / "old")
+            for file in new.rglob("*"):
+                fsync_folder(file) if file.is_dir() else fsync_file(file)
+            fsync_folder(new)
             new.rename(folder)
+            fsync_folder(folder.parent)
         finally:
             shutil.rmtree(work)
+    return manifest
+
+
+def _without_text(config: DataConfig) -> Manifest | None:
+    """What is prepared, where none of the text is on this machine: a cluster needs only the result."""
+    roots = [root for paths in (config.path, config.valid_path) if paths is not None for root in corpora(paths).values()]
+    if any(root.exists() for root in roots) or read_manifest(config.prepared_dir) is None:
+        return None
+    manifest = load_manifest(config)
+    print(f"data: the text is not here; {config.prepared_dir} is used as it was prepared", flush=True)
     return manifest
 
 
@@ -175,7 +193,7 @@ class _Preparation:
     def _inputs(self) -> tuple[InputEntry, ...]:
         return tuple(InputEntry(
             split=source.split, corpus=source.corpus, name=source.name, size=source.size, mtime_ns=source.mtime_ns,
-            sha256=sha256_of(source.path), documents=file.counts.documents, text_bytes=file.counts.text_bytes,
+            sha256=sha256(source.path), documents=file.counts.documents, text_bytes=file.counts.text_bytes,
             changes=file.counts.changes()) for source, file in self.files.items())
 
     def _report(self, manifest: Manifest) -> None:
@@ -210,7 +228,7 @@ def _first_lines(file: TextFile) -> list[str]:
 
 
 def _file_entry(folder: Path, name: str) -> FileEntry:
-    return FileEntry(name=name, size=(folder / name).stat().st_size, sha256=sha256_of(folder / name))
+    return FileEntry(name=name, size=(folder / name).stat().st_size, sha256=sha256(folder / name))
 
 
 def _check_folder(folder: Path) -> None:

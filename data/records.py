@@ -15,16 +15,14 @@ import numpy as np
 
 from data.manifest import FileEntry, SetEntry
 from data.packing import SampleSet
-from data.sources import sha256_of
 from data.tokenizer import EOS_ID, PAD_ID
+from parallel.files import sha256
 
 # MindRecord reserves 16 MiB for a header and writes pages of 32 MiB: 50 MB for a file of one sample. Files of less text than
 # this get a header of 256 KiB and pages of 1 MiB, or of at least four samples.
 SMALL_FILE = 64 << 20
 # A process costs seconds to start, as it imports MindSpore; each further one has to have this much to write.
 BYTES_PER_PROCESS = 64 << 20
-
-
 @dataclass(frozen=True)
 class Job:
     """One MindRecord file to write."""
@@ -73,7 +71,7 @@ def _finish(root: Path, name: str) -> FileEntry:
     path.chmod(0o666 & ~umask)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    return FileEntry(name=name, size=path.stat().st_size, sha256=sha256_of(path))
+    return FileEntry(name=name, size=path.stat().st_size, sha256=sha256(path))
 
 
 def plan(root: Path, set_name: str, samples: SampleSet, num_shards: int) -> list[Job]:

@@ -1,5 +1,4 @@
 """The files that the config names, as sources with an identity: what decides whether prepared data is still up to date."""
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,12 +46,3 @@ def find_sources(config: DataConfig) -> list[Source]:
                 stat = path.stat()
                 sources.append(Source(split, corpus, name, path, stat.st_size, stat.st_mtime_ns))
     return sources
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

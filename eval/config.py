@@ -27,7 +27,7 @@ class DeepConfig(Section):
 
     enabled: bool = Field(True, description="generate samples during training")
     at: tuple[Share, ...] = Field((0.5, 1.0), strict=False, description="shares of the run at which to generate")
-    prompts: tuple[str, ...] = Field(DEFAULT_PROMPTS, strict=False, description="what the samples go on from")
+    prompts: tuple[str, ...] = Field(DEFAULT_PROMPTS, min_length=1, strict=False, description="what the samples go on from")
     max_new_tokens: int = Field(48, ge=1, description="tokens generated for each prompt")
     temperature: float = Field(0.8, ge=0.0, description="0: always the likeliest token")
     top_k: int = Field(40, ge=0, description="sample among the k likeliest tokens; 0: among all")

@@ -51,7 +51,7 @@ class Validation:
             corpora = {n: self.model.eval(dataset, dataset_sink_mode=False)["tokens"] for n, dataset in self.datasets.items()}
         return {"corpora": {**corpora, **{name: token_scores(0, 0, 0) for name in self.empty}},
                 "all": together(list(corpora.values())), "unigram_perplexity": self.baseline,
-                "not_computed": {name: "the validation text is empty" for name in self.empty}}
+                "not_computed": {name: "there is no validation text" for name in self.empty}}
 
     def _baseline(self) -> float | None:
         """Perplexity of the training text's token frequencies on the same tokens: what knowing no context gives."""

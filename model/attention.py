@@ -41,7 +41,8 @@ class CausalSelfAttention(nn.Cell):
         self.num_heads, self.head_size = config.num_heads, config.head_size
         self.query, self.key, self.value, self.output = (Linear(h, h) for _ in range(4))
         # The hand-written gradient of the CPU form knows no dropout.
-        self.core = cpu.AttentionCore(config) if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
+        self.core = cpu.AttentionCore(config.head_size, causal_mask(config.seq_length)) \
+            if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
         self.reshape = ops.Reshape()
         # One Transpose for each use: a primitive carries one strategy when it is sharded.
         self.split_q, self.split_k, self.split_v, self.join = (ops.Transpose() for _ in range(4))

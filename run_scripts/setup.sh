@@ -32,7 +32,7 @@ find_python() {
         python="$PYTHON"
         return
     fi
-    local names=(python3.12 python3.11 python3.10 python3 python)
+    local names=(python3.12 python3.11 python3 python)
     [[ "${MINDGPT_NO_VENV-}" == 1 ]] && names=(python python3)  # the active environment's, not any that fits
     for name in "${names[@]}"; do
         version="$(version_of "$name")" && allowed "$version" && { python="$(command -v "$name")"; return; }
@@ -69,7 +69,7 @@ run_logged() {
 # setup [EXTRA...]: after it, "$python" has the project and these extras of pyproject.toml.
 setup() {
     local stamp key extras
-    exec 9<"$root"  # two scripts started at once: the second waits
+    exec 9>>"$root/.setup.lock"  # two scripts started at once: the second waits
     flock -n 9 || { say "another set-up is at work, waiting for it"; flock 9; }
     if [[ "${MINDGPT_NO_VENV-}" == 1 ]]; then find_python; else make_venv; fi
     stamp="$("$python" -c 'import sys; print(sys.prefix)')/.mindgpt-setup"
@@ -86,5 +86,6 @@ setup() {
         say "ready"
     fi
     exec 9<&-
+    export PYTHONUTF8=1  # samples are printed in every language, whatever the locale
     export PYTHONSAFEPATH=1  # a folder `data` or `train` where you stand is not this project's
 }

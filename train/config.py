@@ -15,7 +15,7 @@ from parallel.config import ParallelConfig, Section
 class RunSection(Section):
     """Which run this is."""
 
-    name: str = Field("smoke", pattern=r"^[A-Za-z0-9._-]+$", description="folder of the run below `dir`")
+    name: str = Field("smoke", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", description="folder of the run below `dir`")
     dir: Annotated[Path, Field(strict=False)] = Field(description="folder that holds the runs")
     seed: int = Field(1234, ge=0, lt=2**31, description="initial weights, sample order, dropout, generated samples")
 

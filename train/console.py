@@ -66,9 +66,9 @@ class Console:
 def summary(report: dict, folder: Path) -> None:
     """The end of a run."""
     say()
-    say(f"done: {report['steps']} of {report['total_steps']} steps in {duration(report['train_seconds'])} after "
-        f"{report['compile_seconds']:.0f} s of compilation, {size(report['tokens_per_second'])} tokens/s on "
-        f"{report['world_size']} rank(s)")
+    speed = f", {size(report['tokens_per_second'])} tokens/s" if report["tokens_per_second"] else ""
+    say(f"done: {report['steps']} of {report['total_steps']} steps; this start took {duration(report['train_seconds'])} after "
+        f"{report['compile_seconds']:.0f} s of compilation{speed} on {report['world_size']} rank(s)")
     if report["val_perplexity"]:
         say(f"  validation   loss {report['val_loss']:.4f}, perplexity {report['val_perplexity']:.1f}, accuracy "
             f"{report['val_accuracy']:.1%}  (a unigram model: perplexity {report['unigram_perplexity']:.0f})")
@@ -76,4 +76,4 @@ def summary(report: dict, folder: Path) -> None:
         f"checkpoints {report['checkpoint_time_fraction']:.1%}")
     say(f"  memory       at most {report['peak_memory_bytes'] / 2**30:.2f} GiB a rank")
     say(f"  written to   {folder}: report.json, metrics.jsonl, checkpoints/, eval/, tensorboard/")
-    say(f"  look         bash run_scripts/tensorboard.sh {report['name']}")
+    say(f"  look         bash run_scripts/tensorboard.sh {folder}")

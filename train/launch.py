@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from parallel import config_file
 from parallel.errors import UserError
-from parallel.mesh import make_mesh, micro_batches
+from train.checks import plan
 from train.config import load_config
 from train.workers import Topology, environment, run_workers
 
@@ -36,14 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = load_config(options.config, options.overrides)
         topology = None if options.standalone else read_topology(os.environ, options.workers)
-        world_size = topology.local * topology.nodes if topology else 1
-        mesh = make_mesh(config.parallel, world_size, 0)
-        micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
+        plan(config, topology.local * topology.nodes if topology else 1, 0)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
     if topology is None:
-        _run_alone(options.config, options.overrides, config.run.name)
+        named = any(assignment.partition("=")[0].strip() == "run.name" for assignment in options.overrides)
+        _run_alone(options.config, options.overrides + ([] if named else [f"run.name={config.run.name}-standalone"]))
+    if topology.local * topology.nodes == 1:  # msrun's scheduler would take one worker for itself
+        _run_alone(options.config, options.overrides)
     if code := _prepare_data(options):
         return code
     topology = replace(topology, port=topology.port or free_port())  # chosen late: preparing may have taken long
@@ -53,10 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     return run_workers(command, topology, config.run.folder / "logs")
 
 
-def _run_alone(config: str, overrides: list[str], name: str) -> NoReturn:
+def _run_alone(config: str, overrides: list[str]) -> NoReturn:
     """Become `python -m train`, which prepares the data itself."""
-    if not any(assignment.partition("=")[0].strip() == "run.name" for assignment in overrides):
-        overrides = [*overrides, f"run.name={name}-standalone"]
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "train", *_options(config, overrides)], environment(1))
 
@@ -133,8 +132,9 @@ def _is_here(address: str) -> bool:
 def _prepare_data(options: argparse.Namespace) -> int:
     """`python -m data prepare`, in a process of its own: it loads MindSpore, which this one must not hold for days."""
     ours = [assignment for assignment in options.overrides if assignment.strip().startswith("data.")]
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda n, _: sys.exit(128 + n))
+    # Ignored signals stay so: nohup does that to SIGHUP.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    old = {number: signal.signal(number, lambda n, _: sys.exit(128 + n)) for number in numbers}
     with subprocess.Popen([sys.executable, "-m", "data", "prepare", *_options(options.config, ours)]) as prepare:
         try:
             return prepare.wait()
@@ -142,6 +142,8 @@ def _prepare_data(options: argparse.Namespace) -> int:
             return 130
         finally:
             prepare.terminate()
+            for number, handler in old.items():
+                signal.signal(number, handler)
 
 
 def _options(config: str, overrides: list[str]) -> list[str]:

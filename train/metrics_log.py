@@ -4,6 +4,8 @@ import math
 import os
 from pathlib import Path
 
+from parallel.files import replace_text
+
 
 def finite(value):
     """The value, or None for NaN and infinities, which JSON does not have."""
@@ -22,9 +24,7 @@ class MetricsLog:
                         kept.append(line)
                 except ValueError:
                     continue  # half a line: the process was killed while it wrote a step that comes again
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(kept), encoding="utf-8")
-        temporary.replace(path)
+        replace_text(path, "".join(kept))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  open for the whole run
 
     def write(self, rows: list[dict]) -> None:

@@ -4,26 +4,33 @@ import numpy as np
 from mindspore import ParameterTuple, nn, ops
 from mindspore.ops import functional as F
 
-_sum_over_ranks = ops.MultitypeFuncGraph("sum_over_ranks")
+_flatten = ops.MultitypeFuncGraph("flatten")
+_part = ops.MultitypeFuncGraph("part")
 
 
-@_sum_over_ranks.register("Function", "Tensor")
-def _sum_one(all_reduce, x):
-    return all_reduce(x)
+@_flatten.register("Tensor")
+def _flatten_one(x):
+    return F.reshape(x, (-1,))
+
+
+@_part.register("Tensor", "Number", "Number", "Tensor")
+def _part_of(total, start, end, like):
+    return F.reshape(total[start:end], like.shape)
 
 
 class Sum(nn.Cell):
     """construct: (loss, count, gradients) of this rank -> the same, added up over all ranks.
 
-    One AllReduce for each tensor; on Ascend MindSpore fuses them into buckets and overlaps them with the backward pass.
+    MindSpore's reducer marks the gradients' AllReduce for fusion, which its compiler does on Ascend.
     """
 
-    def __init__(self):
+    def __init__(self, weights: ParameterTuple, dp: int):
         super().__init__(auto_prefix=False)
-        self.all_reduce, self.map = ops.AllReduce(), ops.HyperMap()
+        self.all_reduce = ops.AllReduce()
+        self.reducer = nn.DistributedGradReducer(weights, mean=False, degree=dp)
 
     def construct(self, loss, count, gradients):
-        return self.all_reduce(loss), self.all_reduce(count), self.map(F.partial(_sum_over_ranks, self.all_reduce), gradients)
+        return self.all_reduce(loss), self.all_reduce(count), self.reducer(gradients)
 
 
 class FusedSum(nn.Cell):
@@ -34,22 +41,16 @@ class FusedSum(nn.Cell):
 
     def __init__(self, weights: ParameterTuple):
         super().__init__(auto_prefix=False)
-        self.shapes = tuple(w.shape for w in weights)
         self.ends = tuple(int(end) for end in np.cumsum([w.size for w in weights]))
-        self.all_reduce, self.concat, self.reshape = ops.AllReduce(), ops.Concat(), ops.Reshape()
+        self.starts = (0, *self.ends[:-1])
+        self.all_reduce, self.concat, self.map = ops.AllReduce(), ops.Concat(), ops.HyperMap()
 
     def construct(self, loss, count, gradients):
-        parts = ()
-        for gradient in gradients:
-            parts += (self.reshape(gradient, (-1,)),)
-        total = self.all_reduce(self.concat(parts + (self.reshape(loss, (1,)), self.reshape(count, (1,)))))
-        sums, start = (), 0
-        for i in range(len(self.shapes)):
-            sums += (self.reshape(total[start:self.ends[i]], self.shapes[i]),)
-            start = self.ends[i]
-        return total[start], total[start + 1], sums
+        total = self.all_reduce(self.concat(self.map(_flatten, gradients) + self.map(_flatten, (loss, count))))
+        sums = self.map(F.partial(_part, total), self.starts, self.ends, gradients)
+        return total[self.ends[-1]], total[self.ends[-1] + 1], sums
 
 
-def sum_over_ranks(weights: ParameterTuple) -> nn.Cell:
+def sum_over_ranks(weights: ParameterTuple, dp: int) -> nn.Cell:
     """The form for this device."""
-    return FusedSum(weights) if ms.get_context("device_target") == "CPU" else Sum()
+    return FusedSum(weights) if ms.get_context("device_target") == "CPU" else Sum(weights, dp)

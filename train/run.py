@@ -1,16 +1,15 @@
 """One run, from a config to a report: builds every part, resumes if there is something to resume, trains, sums up."""
+import hashlib
 import json
 import os
 import platform
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 from mindspore.train import Model
 
 from ckpt import store
-from ckpt.files import replace_text
 from data.dataset import train_dataset
 from data.manifest import Manifest, load_manifest
 from data.order import SampleOrder
@@ -21,11 +20,13 @@ from model.gpt import GPT, GPTLoss
 from model.init import initialize
 from parallel import collectives, config_file, context
 from parallel.errors import UserError
-from parallel.mesh import Mesh, make_mesh, micro_batches
+from parallel.files import replace_text
+from parallel.mesh import Mesh
 from train import console, state
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.monitor import Monitor, peak_memory_bytes
 from train.callbacks.save import Save
+from train.checks import plan
 from train.clock import Clock
 from train.config import RunConfig
 from train.console import say
@@ -37,24 +38,16 @@ from train.tensorboard import TensorBoard
 def run(config: RunConfig) -> None:
     """Train as the config says. Raises UserError before anything is written where that cannot work."""
     rank, world_size = context.start()
-    mesh = make_mesh(config.parallel, world_size, rank)
-    refuse_on_cpu(mesh)
+    mesh, num_micro_batches = plan(config, world_size, rank)
     manifest = load_manifest(config.data)
-    config = resolve_vocab_size(config, manifest)
-    training = Training(config, mesh, manifest)
+    training = Training(resolve_vocab_size(config, manifest), mesh, num_micro_batches, manifest)
     training.start_or_resume()
+    training.agree()
     training.header()
-    if training.first_step == training.last_step:
-        say(f"nothing to do: {config.run.folder} is at step {training.first_step} of {config.train.total_steps} already"
-            if rank == 0 else "")
-        return
-    training.train()
-
-
-def refuse_on_cpu(mesh: Mesh) -> None:
-    """Tensor and pipeline parallelism need collectives that MindSpore does not have on CPU."""
-    if mesh.tp * mesh.pp > 1:
-        raise UserError(f"parallel: tp={mesh.tp} pp={mesh.pp}: this version trains data-parallel only; set both to 1")
+    if training.first_step < training.last_step or not training.reported():
+        training.train()
+    elif rank == 0:
+        say(f"nothing to do: {config.run.folder} is at step {training.first_step} of {config.train.total_steps} already")
 
 
 def resolve_vocab_size(config: RunConfig, manifest: Manifest) -> RunConfig:
@@ -72,6 +65,7 @@ class Training:
 
     config: RunConfig
     mesh: Mesh
+    num_micro_batches: int
     manifest: Manifest
     first_step: int = 0  # updates done when this process begins
     consumed_samples: int = 0
@@ -79,7 +73,6 @@ class Training:
 
     def __post_init__(self):
         c = self.config
-        self.num_micro_batches = micro_batches(c.parallel, c.train.global_batch_size, c.train.micro_batch_size, self.mesh.dp)
         self.micro_batch_size = c.train.global_batch_size // self.mesh.dp // self.num_micro_batches
         self.gpt = GPT(c.model, seed=c.run.seed)
         self.step = TrainStep(GPTLoss(self.gpt, PAD_ID), c.train, c.precision.loss_scale, self.mesh, self.num_micro_batches,
@@ -105,27 +98,46 @@ class Training:
         state.restore(self.step, checkpoint, self.identity, where)
         self.first_step, self.consumed_samples = checkpoint.step, checkpoint.state["consumed_samples"]
         if self.first_step > self.last_step:
+            end = "train.total_steps" if self.last_step == c.train.total_steps else "train.stop_at_step"
             raise UserError(f"{where} is at step {self.first_step}, past step {self.last_step} where this run shall end: raise "
-                            "train.total_steps, choose another run.name, or an earlier checkpoint by ckpt.resume=PATH")
+                            f"{end}, or choose another run.name")
+        newer = [f.name for f in store.steps(self.root) if store.read_state(f)["step"] > self.first_step]
+        if newer and c.ckpt.resume != "auto":
+            raise UserError(f"{self.root} holds newer checkpoints than {where}, which the next start would go on from: move "
+                            f"{', '.join(newer)} away, or choose another run.name")
         self.notes.append(f"resumed from {where}")
         self.notes += [f"changed since: {line}" for line in state.changed_settings(c, checkpoint)]
 
     def find_checkpoint(self) -> tuple[store.Checkpoint | None, str]:
         """The checkpoint to resume from and its name; None for a new run."""
-        resume, folder = self.config.ckpt.resume, self.config.run.folder
+        resume = self.config.ckpt.resume
         if resume == "none":
-            if (folder / "metrics.jsonl").exists():
-                raise UserError(f"ckpt.resume=none, but {folder} holds a run: choose another run.name, remove the folder, or "
-                                "go on with ckpt.resume=auto")
             return None, ""
         if resume != "auto":
-            return store.load_given(Path(resume)), resume
+            return store.load_given(resume), str(resume)
         checkpoint, passed_over = store.find(self.root)
         self.notes += [f"passed over: {line}" for line in passed_over]
         if checkpoint is None and passed_over:
             raise UserError(f"{self.root}: no checkpoint there is whole:\n  " + "\n  ".join(passed_over) +
                             "\nchoose another run.name, or remove the folder to start anew")
         return checkpoint, str(store.folder_of(self.root, checkpoint.step)) if checkpoint else ""
+
+    def agree(self) -> None:
+        """Every rank must start from the same state of the same run; also the barrier before rank 0 writes anything."""
+        content = json.dumps([self.identity, self.config.model_dump(mode="json", include={"model", "train", "precision"})])
+        mine = [self.first_step, self.consumed_samples, int(hashlib.sha256(content.encode()).hexdigest()[:11], 16)]
+        if (ranks := collectives.gather(mine)).min(0).tolist() != ranks.max(0).tolist():
+            steps = ", ".join(f"rank {rank}: step {int(row[0])}" for rank, row in enumerate(ranks))
+            raise UserError(f"the ranks would not start from the same state ({steps}): give all nodes the same config, the same "
+                            f"prepared data, and a run.dir that they share ({self.config.run.dir})")
+
+    def reported(self) -> bool:
+        """Whether report.json is there for the last step: a process may have been killed just before it wrote it."""
+        try:
+            report = json.loads((self.config.run.folder / "report.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return report.get("steps") == self.last_step
 
     def header(self) -> None:
         """What will run, for a person to check before the time is spent."""
@@ -150,9 +162,10 @@ class Training:
     def train(self) -> None:
         """The loop. Whatever ends it, the figures of the steps done are written."""
         c, t = self.config, self.config.train
-        dataset = train_dataset(self.manifest, c.data, SampleOrder(self.manifest.sets["train"].samples, c.run.seed),
-                                self.consumed_samples, self.last_step - self.first_step, t.global_batch_size,
-                                self.mesh.dp_rank, self.mesh.dp)
+        steps = self.last_step - self.first_step
+        order = SampleOrder(self.manifest.sets["train"].samples, c.run.seed)
+        dataset = train_dataset(self.manifest, c.data, order, self.consumed_samples, steps, t.global_batch_size,
+                                self.mesh.dp_rank, self.mesh.dp) if steps else None
         clock = Clock()
         evaluate = self.evaluation(clock)
         sinks, board, folder = [], None, None
@@ -170,7 +183,10 @@ class Training:
             say("compiling ...")
         try:
             evaluate.warm_up()
-            Model(self.step).train(1, dataset, callbacks=[clock, monitor, evaluate, save], dataset_sink_mode=False)
+            if steps:
+                Model(self.step).train(1, dataset, callbacks=[clock, monitor, evaluate, save], dataset_sink_mode=False)
+            else:  # killed between its last checkpoint and its report
+                evaluate.again()
             self.report(clock, monitor, evaluate)
         finally:
             monitor.close()
@@ -187,7 +203,9 @@ class Training:
 
     def report(self, clock: Clock, monitor: Monitor, evaluate: Evaluate) -> None:
         """report.json, and a summary on the console."""
-        c, seconds = self.config, clock.total()
+        c, seconds, loss = self.config, clock.total(), monitor.last_row.get("loss")
+        if not monitor.last_row and self.mesh.rank == 0:
+            loss = json.loads((c.run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["loss"]
         peak = int(collectives.gather(peak_memory_bytes()).max())
         if self.mesh.rank:
             return
@@ -196,10 +214,10 @@ class Training:
             "name": c.run.name, "steps": monitor.step, "total_steps": c.train.total_steps, "world_size": self.mesh.world_size,
             "mesh": {"dp": self.mesh.dp, "tp": self.mesh.tp, "pp": self.mesh.pp},
             "device": ms.get_context("device_target"), "parameters": int(sum(p.size for p in self.step.weights)),
-            "consumed_samples": monitor.consumed_samples, "loss": monitor.last_row["loss"],
+            "consumed_samples": monitor.consumed_samples, "loss": loss,
             "val_loss": scores.get("loss"), "val_perplexity": scores.get("perplexity"), "val_accuracy": scores.get("accuracy"),
             "unigram_perplexity": evaluate.last.get("unigram_perplexity"), "validation": evaluate.last.get("corpora"),
-            "tokens_per_second": monitor.tokens / clock.training(), "train_seconds": seconds,
+            "tokens_per_second": monitor.tokens / clock.training() if monitor.tokens else None, "train_seconds": seconds,
             "compile_seconds": clock.seconds["compile"], "eval_time_fraction": clock.seconds["eval"] / seconds,
             "data_wait_fraction": clock.seconds["data"] / seconds, "checkpoint_time_fraction": clock.seconds["ckpt"] / seconds,
             "peak_memory_bytes": peak, "checkpoints": [str(f) for f in store.steps(self.root)],

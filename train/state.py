@@ -36,11 +36,11 @@ def capture(step: TrainStep, consumed_samples: int, config: RunConfig, identity:
     return Checkpoint(tensors, state, config_file.dump(config))
 
 
-def identity_of(config: RunConfig, tokenizer_sha256: str, data_fingerprint: str) -> dict:
+def identity_of(config: RunConfig, tokenizer_sha256: str, samples_sha256: str) -> dict:
     """What must be equal for a checkpoint to be gone on with: the model, the tokenizer, the samples and their order."""
     model = config.model.model_dump(exclude={"dropout", "init_std"})  # these may change in mid-run, and it is said if they do
-    return {"model": model, "tokenizer": tokenizer_sha256, "samples": data_fingerprint,
-            "seed": config.run.seed}
+    return {"model": {**model, "ffn_hidden_size": config.model.ffn_size}, "tokenizer": tokenizer_sha256,
+            "samples": samples_sha256, "seed": config.run.seed}
 
 
 def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str) -> None:

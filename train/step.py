@@ -82,7 +82,7 @@ class TrainStep(nn.Cell):
         self.map, self.l2_loss, self.sqrt = ops.HyperMap(), ops.L2Loss(), ops.Sqrt()
         self.minimum, self.maximum, self.is_finite = ops.Minimum(), ops.Maximum(), ops.IsFinite()
         if self.distributed:
-            self.sum_over_ranks = sum_over_ranks(self.weights)
+            self.sum_over_ranks = sum_over_ranks(self.weights, mesh.dp)
 
     def micro_batch(self, tokens, positions, index, sens):
         """(loss sum, tokens, gradients) of one micro-batch."""

@@ -13,11 +13,11 @@ TAGS = {"loss": "train/loss", "lr": "train/learning_rate", "grad_norm": "train/g
 
 
 class TensorBoard:
-    """Scalars and texts of one run. After a resume, readers drop what earlier files say of steps after `last_step`."""
+    """Scalars and texts of one run. Readers drop what the files of earlier starts say of steps after `last_step`."""
 
     def __init__(self, folder: Path, last_step: int):
         # tensorboardX names files by the second: two starts within one would overwrite each other without a suffix.
-        self.writer = SummaryWriter(str(folder), purge_step=last_step + 1 if last_step else None,
+        self.writer = SummaryWriter(str(folder), purge_step=last_step + 1,
                                     filename_suffix=f".{os.getpid()}.{time.time_ns()}")
 
     def write(self, rows: list[dict]) -> None:

@@ -179,7 +179,7 @@ def _watch(job: _Job, signals: _Signals, limits: Limits) -> int:
         now = time.monotonic()
         if signals.received and not told:
             told, end = True, now + limits.grace
-            _say(f"{signal.Signals(signals.received[0]).name}: the workers have {limits.grace:.0f} s to save; "
+            _say(f"{signal.Signals(signals.received[0]).name}: asking the workers to end, for at most {limits.grace:.0f} s; "
                  "a second signal ends them at once")
             processes.send([job.pids[rank] for rank in job.running], signal.SIGTERM)
         elif end is None and job.codes:
@@ -210,6 +210,8 @@ def _verdict(job: _Job, signals: _Signals) -> int:
         _say("interrupted; " + ("all workers have saved" if saved else f"exit codes of the ranks: {job.codes}"))
         return 4 if saved else 128 + signals.received[0]
     if (rank := job.failed()) is not None:
+        if job.codes[rank] == 2 and rank == job.topology.ranks[0]:
+            return 2  # its one line has been shown already
         _say(f"rank {rank} failed first ({_reason(job.codes[rank])}); all workers of this node are stopped. "
              f"{_last_lines(job.log(rank))}")
         return job.codes[rank] if job.codes[rank] == 2 else 1
@@ -231,7 +233,7 @@ def environment(workers: int) -> dict[str, str]:
     defaults = {"GLOG_v": "3", "PYTHONWARNINGS": quiet,
                 "OMP_NUM_THREADS": share, "OPENBLAS_NUM_THREADS": share, "MKL_NUM_THREADS": share}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {**defaults, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1",
+    return {**defaults, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1",
             "MINDGPT_LOCAL_WORKERS": str(workers)}
 
 

@@ -1,5 +1,6 @@
 """Checkpoints on disk: order and rotation (K1), damage, atomic writing."""
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -35,6 +36,14 @@ def test_rotation_goes_by_the_step(tmp_path):  # K1: 99999999 has a digit less t
     assert [store.load(f).step for f in store.steps(tmp_path)] == [100_000_000, 100_000_001]
 
 
+def test_rotation_keeps_what_it_has_just_written_and_what_is_not_its_own(tmp_path):
+    for step in (100, 200, 300, 400):
+        store.save(tmp_path, make(step), keep_last=9)
+    shutil.copytree(tmp_path / "step_00000100", tmp_path / "my_best")
+    store.save(tmp_path, make(250), keep_last=1)
+    assert names(tmp_path) == ["latest", "my_best", "step_00000250", "step_00000300", "step_00000400"]
+
+
 def test_folder_names_and_times_do_not_matter(tmp_path):
     for step in (9, 10):
         store.save(tmp_path, make(step), keep_last=5)
@@ -46,10 +55,10 @@ def test_folder_names_and_times_do_not_matter(tmp_path):
 def test_what_is_no_checkpoint_is_left_alone(tmp_path):
     for name in ("notes", "step_00000001"):
         (tmp_path / name).mkdir()
-    (tmp_path / ".tmp-step_00000002").mkdir()
+    (tmp_path / ".tmp-step_00000002").mkdir()  # but this is ours, of a killed process
     for step in (3, 4):
         store.save(tmp_path, make(step), keep_last=1)
-    assert names(tmp_path) == [".tmp-step_00000002", "latest", "notes", "step_00000001", "step_00000004"]
+    assert names(tmp_path) == ["latest", "notes", "step_00000001", "step_00000004"]
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "config.yaml", "manifest.json"])

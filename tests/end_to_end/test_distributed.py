@@ -58,6 +58,7 @@ def test_two_workers_train_what_one_does(whole, tiny):
     np.testing.assert_allclose([r["loss"] for r in one][:10], [r["loss"] for r in two][:10], rtol=1e-5)
     reports = [json.loads((f / "report.json").read_text()) for f in (tiny().run.folder, whole)]
     assert reports[0]["unigram_perplexity"] == pytest.approx(reports[1]["unigram_perplexity"], rel=1e-9)  # the same samples
+    assert reports[0]["val_loss"] == pytest.approx(reports[1]["val_loss"], rel=2e-3)
     assert reports[1]["world_size"] == 2 and reports[1]["mesh"] == {"dp": 2, "tp": 1, "pp": 1}
 
 
@@ -90,10 +91,8 @@ def test_killing_both_workers_changes_nothing(whole, tiny_yaml, tmp_path):
 def test_a_rank_that_fails_in_evaluation_ends_the_job(tiny_yaml, tmp_path):  # E2, third
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "eval").write_text("not a folder")  # rank 0 alone writes there
-    began = time.monotonic()
     out = launch(tiny_yaml, tmp_path, code=1)
     assert "rank 0 failed first" in out and "FileExistsError" in out
-    assert time.monotonic() - began < 150
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())
                 and p.pid != os.getpid()]
 

@@ -67,24 +67,24 @@ def test_help_prints_the_usage_and_installs_nothing(project, script):
     assert not project.called()
 
 
-@pytest.mark.parametrize("version", ["2.7", "3.9", "3.13", "4.11"])
+@pytest.mark.parametrize("version", ["2.7", "3.10", "3.13", "4.11"])
 def test_a_wrong_python_is_refused_in_one_line(project, version):
     code, out, err = project.run("run_distributed.sh", FAKE_VERSION=version)
     assert code == 2 and not out
-    assert err == f"setup: PYTHON={project.python} is Python {version}: MindSpore needs >=3.10,<3.13\n"
+    assert err == f"setup: PYTHON={project.python} is Python {version}: MindSpore needs >=3.11,<3.13\n"
     assert not project.called() and not (project.root / ".venv").exists()
 
 
 def test_no_python_is_refused_in_one_line(project):
     code, _, err = project.run("run_tests.sh", PYTHON="/no/such/python")
     assert code == 2
-    assert err == "setup: PYTHON=/no/such/python does not run: give the path of a Python >=3.10,<3.13\n"
+    assert err == "setup: PYTHON=/no/such/python does not run: give the path of a Python >=3.11,<3.13\n"
     tools = project.root.parent / "tools"
     tools.mkdir()
     for name in ("bash", "dirname", "sed", "flock"):
         (tools / name).symlink_to(shutil.which(name))
     code, _, err = project.run("run_tests.sh", PYTHON="", PATH=str(tools))
-    assert code == 2 and err.startswith("setup: no Python >=3.10,<3.13 found (tried python3.12 ")
+    assert code == 2 and err.startswith("setup: no Python >=3.11,<3.13 found (tried python3.12 ")
     assert err.count("\n") == 1
 
 
@@ -152,9 +152,9 @@ def test_two_scripts_started_at_once_install_once(project):
 def test_another_python_than_the_one_of_the_environment_is_refused(project):
     project.run("run_distributed.sh")
     inside = project.root / ".venv/bin/python"
-    inside.write_text(inside.read_text().replace("$FAKE_VERSION", "3.10"))
+    inside.write_text(inside.read_text().replace("$FAKE_VERSION", "3.12"))
     code, _, err = project.run("run_distributed.sh")
-    assert code == 2 and "is not the Python 3.10 of" in err and err.count("\n") == 1
+    assert code == 2 and "is not the Python 3.12 of" in err and err.count("\n") == 1
 
 
 def test_tensorboard_finds_the_run(project):

@@ -257,5 +257,5 @@ def test_a_wrong_config_starts_nothing(tmp_path, capsys):
         assert result.returncode == 2 and message in result.stderr and not result.stdout
     config.write_text("run: {dir: runs}\ndata: {path: a.txt, prepared_dir: p}\ntrain: {global_batch_size: 9}\n")
     assert main(["--config", str(config)]) == 2
-    assert "global_batch_size=9 is not a multiple" in capsys.readouterr().err
+    assert "global_batch_size=9 must be a multiple of 2" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["c.yaml"]

@@ -1,6 +1,7 @@
 """Whole runs of a tiny model in this process: resuming, refusals, what evaluation leaves unchanged."""
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +88,45 @@ def test_another_batch_layout_gives_the_same_run(whole, tiny):
     for a, b in zip(metrics(whole), metrics(tiny().run.folder), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
         assert a["tokens"] == b["tokens"]
+
+
+def test_a_run_killed_before_its_report_gets_it(whole, tiny):
+    folder = tiny().run.folder
+    shutil.copytree(whole, folder)
+    (folder / "report.json").unlink()
+    run(tiny())
+    before, after = (json.loads((f / "report.json").read_text()) for f in (whole, folder))
+    for key in ("loss", "val_loss", "val_perplexity", "unigram_perplexity", "steps", "consumed_samples"):
+        assert before[key] == after[key]
+    assert exact(metrics(folder)) == exact(metrics(whole))
+
+
+def test_the_report_has_what_others_rely_on(whole):
+    report = json.loads((whole / "report.json").read_text())
+    assert report["steps"] == 20 and report["world_size"] == 1 and report["mesh"] == {"dp": 1, "tp": 1, "pp": 1}
+    assert report["tokens_per_second"] > 0 and report["peak_memory_bytes"] > 1e8
+    assert 0 < report["eval_time_fraction"] < 1 and 0 <= report["data_wait_fraction"] < 1
+    assert report["val_perplexity"] == pytest.approx(np.exp(report["val_loss"])) and 1 < report["unigram_perplexity"] < 700
+    assert [Path(c).name for c in report["checkpoints"]] == ["step_00000015", "step_00000020"]
+    last = json.loads((whole / "eval" / "step_00000020.json").read_text())
+    assert last["stage"]["all"]["loss"] == report["val_loss"] and "samples" not in last
+    assert len(json.loads((whole / "eval" / "step_00000010.json").read_text())["samples"]) == 4
+
+
+def test_a_kill_before_the_first_checkpoint_doubles_nothing(tiny):  # P3
+    run(tiny("train.stop_at_step=3"))
+    folder = tiny().run.folder
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "report.json").unlink()
+    run(tiny("train.stop_at_step=4"))
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    assert [s.step for s in events.Scalars("train/loss")] == [1, 2, 3, 4] == [row["step"] for row in metrics(folder)]
+
+
+def test_going_back_asks_for_the_newer_checkpoints_to_be_moved(whole, tiny):
+    shutil.copytree(whole, tiny().run.folder)
+    with pytest.raises(UserError, match="move step_00000020 away"):
+        run(tiny(f"ckpt.resume={tiny().run.folder}/checkpoints/step_00000015", "train.total_steps=30"))
 
 
 def test_a_finished_run_says_so_and_stays_as_it_is(whole, tiny, capsys):

@@ -48,5 +48,9 @@ def test_sums_over_ranks_are_exact(ranks):
         assert rank["halves"].tolist() == [[0.5], [1.5]]
 
 
+def test_both_forms_of_the_sum_agree(ranks):
+    assert all(rank["forms_agree"] for rank in ranks)
+
+
 def test_an_overflow_on_one_rank_is_skipped_by_both(ranks):
     assert all(rank["overflow"] and rank["same"] for rank in ranks)

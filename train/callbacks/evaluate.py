@@ -4,10 +4,10 @@ from pathlib import Path
 
 from mindspore.train import Callback
 
-from ckpt.files import replace_text
 from eval.deep import Samples
 from eval.stage import Validation
 from parallel import collectives
+from parallel.files import replace_text
 from train.callbacks.monitor import Monitor
 from train.clock import Clock
 from train.console import say
@@ -63,6 +63,11 @@ class Evaluate(Callback):
                 report["samples"] = self.samples.run()
             if self.folder is not None:
                 self.write(step, report)
+
+    def again(self) -> None:
+        """The figures of a step that has been evaluated and written already."""
+        if self.validation:
+            self.last = self.validation.run()
 
     def write(self, step: int, report: dict) -> None:
         """One JSON file, TensorBoard, and a few lines on the console."""

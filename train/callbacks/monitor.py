@@ -53,7 +53,8 @@ class Monitor(Callback):
         """Fetch what is pending and hand it to the sinks, on disk as far as the operating system is concerned."""
         if not self.pending:
             return
-        fetched = [(step, consumed, [x.asnumpy().item() for x in outputs]) for step, consumed, outputs in self.pending]
+        with self.clock.measure("fetch"):  # on an asynchronous device this waits for the steps themselves
+            fetched = [(step, consumed, [x.asnumpy().item() for x in outputs]) for step, consumed, outputs in self.pending]
         (t0, d0), (t1, d1) = self.mark, self._now()
         # The first step compiles, and its time does not count: its tokens must not either.
         timed = fetched[1:] if self.rows_written == 0 else fetched
@@ -72,8 +73,9 @@ class Monitor(Callback):
     def sync(self) -> None:
         """Everything up to this step is on disk when this returns."""
         self.flush()
-        for sink in self.sinks:
-            sink.sync()
+        with self.clock.measure("log"):
+            for sink in self.sinks:
+                sink.sync()
 
     def on_train_end(self, run_context):
         self.flush()

@@ -31,13 +31,6 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file."""
+    """SHA-256 of a file's bytes, in hex."""
     with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256_by_blocks(f)
-
-
-def _sha256_by_blocks(f) -> str:  # Python 3.10 has no file_digest
-    digest = hashlib.sha256()
-    while block := f.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(f, "sha256").hexdigest()

@@ -1,0 +1,67 @@
+"""Figures that tests do not hold to a limit, measured as ratios in one run.
+
+    python tests/bench/figures.py seek     # time to the first batch at consumed_samples 0 and at 10,000,000, in turn
+    python tests/bench/figures.py smoke    # both scripts' smoke run: duration, shares of time, memory, perplexity
+
+`seek` prepares a synthetic text of 8 million words: some 600,000 samples, so that 10,000,000 lies in a later epoch.
+"""
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+
+
+def seek(folder: Path, rounds: int = 5) -> None:
+    from data.config import DataConfig
+    from data.dataset import train_dataset
+    from data.order import SampleOrder
+    from data.prepare import prepare
+
+    rng = np.random.RandomState(0)
+    words = np.array([f"word{i}" for i in range(500)])
+    with open(folder / "text.txt", "w", encoding="utf-8") as f:
+        for _ in range(800):
+            f.write(" ".join(words[rng.randint(0, 500, 10_000)]) + "\n")
+    config = DataConfig(path=folder / "text.txt", prepared_dir=folder / "prepared", seq_length=16, tokenizer={"vocab_size": 800})
+    manifest = prepare(config)
+    samples = manifest.sets["train"].samples
+    order, times = SampleOrder(samples, 1), {0: [], 10_000_000: []}
+    for _ in range(rounds):
+        for start, spent in times.items():
+            began = time.perf_counter()
+            dataset = train_dataset(manifest, config, order, start, 100_000, 64, 0, 1)
+            next(iter(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True)))
+            spent.append(time.perf_counter() - began)
+    at_0, at_10m = (statistics.median(spent) for spent in times.values())
+    print(f"{samples:,} samples; first batch after {at_0 * 1e3:.0f} ms at 0, {at_10m * 1e3:.0f} ms at 10,000,000: "
+          f"ratio {at_10m / at_0:.2f} (medians of {rounds}, in turn)")
+
+
+def smoke(folder: Path) -> None:
+    keys = ("world_size", "steps", "val_perplexity", "unigram_perplexity", "tokens_per_second", "eval_time_fraction",
+            "data_wait_fraction", "checkpoint_time_fraction", "compile_seconds", "peak_memory_bytes")
+    for script in ("run_standalone.sh", "run_distributed.sh"):
+        began = time.perf_counter()
+        subprocess.run(["bash", str(ROOT / "run_scripts" / script), "--set", f"run.dir={folder}", f"run.name={script}",
+                        f"data.prepared_dir={folder / 'prepared'}"], check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - began
+        report = json.loads((folder / script / "report.json").read_text())
+        print(f"{script}: {seconds:.0f} s in all, unigram / validation perplexity "
+              f"{report['unigram_perplexity'] / report['val_perplexity']:.2f}")
+        for key in keys:
+            print(f"  {key:26} {report[key]:.4g}")
+
+
+if __name__ == "__main__":
+    parts = {"seek": seek, "smoke": smoke}
+    if len(sys.argv) != 2 or sys.argv[1] not in parts:
+        sys.exit(__doc__)
+    with tempfile.TemporaryDirectory() as name:
+        parts[sys.argv[1]](Path(name))

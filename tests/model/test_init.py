@@ -1,0 +1,93 @@
+"""model/init.py: GPT-2's initial weights, each a function of (seed, name) alone."""
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from model.config import ModelConfig
+from model.gpt import GPT
+from model.init import initialize
+
+ENDS = ("attention.output.weight", "mlp.down.weight")  # the two that add to the residual stream
+
+
+def config_of(layers: int = 2, std: float = 0.02) -> ModelConfig:
+    return ModelConfig(vocab_size=300, hidden_size=48, num_layers=layers, num_heads=4, seq_length=40, init_std=std)
+
+
+def values(config: ModelConfig, seed: int = 7, select=list) -> dict[str, np.ndarray]:
+    """The parameters, NaN before `initialize`, which sees those that `select` takes of the (name, parameter) pairs."""
+    gpt = GPT(config)
+    pairs = list(gpt.parameters_and_names())
+    for _, p in pairs:
+        p.set_data(Tensor(np.full(p.shape, np.nan, np.float32)))
+    initialize(SimpleNamespace(parameters_and_names=lambda: select(pairs)), config, seed)
+    return {name: p.asnumpy() for name, p in pairs}
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return values(config_of())
+
+
+def kind(name: str) -> str:
+    *_, parent, last = f".{name}".split(".")
+    return "zeros" if last == "bias" else "ones" if parent in ("norm", "norm1", "norm2") else "normal"
+
+
+def test_every_parameter_is_set(drawn):
+    kinds = [kind(name) for name in drawn]
+    # Per block: 6 matrices (query, key, value, output, up, down), each with a bias, and 2 LayerNorms; then the last LayerNorm.
+    assert (kinds.count("zeros"), kinds.count("ones"), kinds.count("normal")) == (2 * 8 + 1, 2 * 2 + 1, 2 * 6 + 2)
+    for name, value in drawn.items():
+        assert value.dtype == np.float32 and np.isfinite(value).all(), name
+        if kind(name) == "normal":
+            assert (value != 0).mean() > 0.999, name
+        else:
+            assert (value == (kind(name) == "ones")).all(), name
+
+
+@pytest.mark.parametrize(("layers", "std"), [(2, 0.02), (3, 0.02), (2, 0.3)])
+def test_the_normal_distribution(layers, std):
+    """Five standard errors: of the mean s/sqrt(n), of s itself s/sqrt(2n), of a share p sqrt(p(1-p)/n)."""
+    seen = 0
+    for name, value in values(config_of(layers, std)).items():
+        if kind(name) == "normal":
+            s, n = std / np.sqrt(2 * layers) if name.endswith(ENDS) else std, value.size
+            assert abs(value.mean()) < 5 * s / np.sqrt(n), name
+            assert value.std() == pytest.approx(s, rel=5 / np.sqrt(2 * n)), name
+            assert abs((np.abs(value) < s).mean() - 0.6827) < 5 * np.sqrt(0.6827 * 0.3173 / n), name
+            seen += name.endswith(ENDS)
+    assert seen == 2 * layers
+
+
+@pytest.mark.parametrize("select", [lambda pairs: pairs[::-1], lambda pairs: pairs[1::3]], ids=["reversed", "every third"])
+def test_neither_the_order_nor_the_other_parameters_matter(drawn, select):
+    chosen = {name for name, _ in select(list(drawn.items()))}
+    for name, value in values(config_of(), select=select).items():
+        assert np.array_equal(value, drawn[name]) if name in chosen else np.isnan(value).all(), name
+
+
+def test_another_depth_changes_the_residual_scale_only(drawn):
+    deeper = values(config_of(layers=3))
+    assert drawn.keys() < deeper.keys()
+    for name, value in drawn.items():
+        if name.endswith(ENDS):
+            np.testing.assert_allclose(value * np.sqrt(4), deeper[name] * np.sqrt(6), rtol=1e-6, err_msg=name)
+        else:
+            np.testing.assert_array_equal(value, deeper[name], err_msg=name)
+
+
+def test_the_same_seed_gives_the_same_and_another_seed_other_values(drawn):
+    again, other = values(config_of()), values(config_of(), seed=8)
+    for name, value in drawn.items():
+        assert np.array_equal(value, again[name]), name
+        assert np.array_equal(value, other[name]) == (kind(name) != "normal"), name
+
+
+def test_no_two_parameters_are_alike(drawn):
+    normal = {name: value.ravel() for name, value in drawn.items() if kind(name) == "normal"}
+    firsts = np.array([value[:1000] / value.std() for value in normal.values()])
+    correlation = np.corrcoef(firsts) - np.eye(len(firsts))
+    assert np.abs(correlation).max() < 5 / np.sqrt(1000)
