@@ -106,7 +106,7 @@ def test_the_report_has_what_others_rely_on(whole):
     assert report["steps"] == 20 and report["world_size"] == 1 and report["mesh"] == {"dp": 1, "tp": 1, "pp": 1}
     assert report["tokens_per_second"] > 0 and report["peak_memory_bytes"] > 1e8
     assert 0 < report["eval_time_fraction"] < 1 and 0 <= report["data_wait_fraction"] < 1
-    assert report["val_perplexity"] == pytest.approx(np.exp(report["val_loss"])) and 1 < report["unigram_perplexity"] < 700
+    assert report["val_perplexity"] == pytest.approx(np.exp(report["val_loss"])) and report["unigram_perplexity"] > 1
     assert [Path(c).name for c in report["checkpoints"]] == ["step_00000015", "step_00000020"]
     last = json.loads((whole / "eval" / "step_00000020.json").read_text())
     assert last["stage"]["all"]["loss"] == report["val_loss"] and "samples" not in last
