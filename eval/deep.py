@@ -17,9 +17,10 @@ class Samples:
 
     def run(self, max_new_tokens: int | None = None) -> list[dict]:
         """[{"prompt", "text", "tokens"}], the same for the same weights and seed."""
+        tokens = self.config.max_new_tokens if max_new_tokens is None else max_new_tokens
         with mode_kept(self.network.gpt):
             self.network.set_train(False)
-            new = generate(self.network, self.prompts, self.window, max_new_tokens or self.config.max_new_tokens, EOS_ID,
+            new = generate(self.network, self.prompts, self.window, tokens, EOS_ID,
                            self.config.temperature, self.config.top_k, self.seed)
         return [{"prompt": prompt, "text": self.tokenizer.decode(ids), "tokens": len(ids)}
                 for prompt, ids in zip(self.config.prompts, new, strict=True)]

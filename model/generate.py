@@ -26,19 +26,23 @@ class NextTokenLogits(nn.Cell):
 
 
 def choose(logits: np.ndarray, temperature: float, top_k: int, rng: np.random.RandomState) -> int:
-    """One token id from float logits [vocab]: the likeliest at temperature 0, else drawn among the top_k (0: all)."""
+    """One token id from finite logits [vocab]: the likeliest at temperature 0, else drawn among the top_k (0: all).
+
+    Of equal logits the lower id is the likelier.
+    """
     if temperature == 0.0:
         return int(logits.argmax())
-    logits = logits.astype(np.float64) / temperature
-    if 0 < top_k < len(logits):
-        logits[logits < np.partition(logits, -top_k)[-top_k]] = -np.inf
-    p = np.exp(logits - logits.max())
-    return int(rng.choice(len(p), p=p / p.sum()))
+    best = np.argsort(-logits, kind="stable")[:top_k or None]
+    kept = logits[best].astype(np.float64)
+    p = np.exp((kept - kept.max()) / temperature)
+    return int(rng.choice(best, p=p / p.sum()))
 
 
 def generate(next_logits: Callable[[Tensor, Tensor], Tensor], prompts: list[list[int]], window: int, max_new_tokens: int,
              eos_id: int, temperature: float = 0.8, top_k: int = 40, seed: int = 0) -> list[list[int]]:
     """Continue each prompt (token ids, at least one) until eos or max_new_tokens; returns the new ids, eos not among them.
+
+    A model whose logits are not finite has nothing to say: the text ends there.
 
     All prompts go through the model together. The model sees the last `window` tokens of a text (at most the model's seq_length);
     that is a shape of the compiled graph, so calls with the same window and number of prompts share one. Random numbers come
@@ -54,9 +58,11 @@ def generate(next_logits: Callable[[Tensor, Tensor], Tensor], prompts: list[list
             row[:len(text[-window:])] = text[-window:]
         logits = next_logits(Tensor(ids), Tensor([min(len(t), window) - 1 for t in texts], ms.int32)).asnumpy()
         for i, text in enumerate(texts):
-            if live[i]:
+            if live[i] and np.isfinite(logits[i]).all():
                 token = choose(logits[i], temperature, top_k, rngs[i])
                 live[i] = token != eos_id
                 if live[i]:
                     text.append(token)
+            else:
+                live[i] = False
     return [text[len(prompt):] for text, prompt in zip(texts, prompts, strict=True)]

@@ -7,8 +7,8 @@ from mindspore.train import Callback
 
 
 class Clock(Callback):
-    """Seconds of this process by kind: `compile` (first executions), `data` (waiting for batches), `fetch`, `log`,
-    `eval`, `ckpt`.
+    """Seconds of this process by kind: `compile` (all until the first step is done), `data` (waiting for batches), `fetch`,
+    `log`, `eval`, `ckpt`.
 
     First in the list of callbacks: the gap between the end of one step and the beginning of the next, less what the other
     callbacks measured in it, is the time that the loop waited for data.
@@ -30,7 +30,7 @@ class Clock(Callback):
             self.seconds[kind] += time.perf_counter() - began
 
     def total(self) -> float:
-        """Seconds since the training loop began, without compilation."""
+        """Seconds since the first step was done."""
         return time.perf_counter() - self.started - self.seconds["compile"]
 
     def training(self) -> float:
@@ -49,7 +49,7 @@ class Clock(Callback):
     def on_train_step_end(self, run_context):
         now = time.perf_counter()
         if run_context.original_args().cur_step_num == self.first_step:
-            self.seconds["compile"] += now - self.step_began
+            self.seconds = Counter(compile=now - self.started)
         self.gap_from = now, self._others()
 
     def _others(self) -> float:

@@ -88,7 +88,11 @@ class RunConfig(Section):
             raise ValueError(f"train.min_lr={t.min_lr} exceeds train.lr={t.lr}")
         if not all(0.0 <= b < 1.0 for b in t.betas):
             raise ValueError(f"train.betas={list(t.betas)}: each must be at least 0 and below 1")
+        if t.stop_at_step is not None and t.stop_at_step > t.total_steps:
+            raise ValueError(f"train.stop_at_step={t.stop_at_step} exceeds train.total_steps={t.total_steps}")
         s = self.precision.loss_scale
+        if s.min > s.max:
+            raise ValueError(f"precision.loss_scale.min={s.min} exceeds max={s.max}")
         if not s.min <= s.initial <= s.max:
             raise ValueError(f"precision.loss_scale.initial={s.initial} must lie between min={s.min} and max={s.max}")
         return self

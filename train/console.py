@@ -1,5 +1,6 @@
 """What a person sees: a header, one aligned line per interval, a summary. 80 columns."""
 import math
+import shlex
 from pathlib import Path
 
 from train.callbacks.monitor import mean_of_finite
@@ -20,6 +21,11 @@ def duration(seconds: float) -> str:
     minutes, s = divmod(int(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def shown(path: Path) -> str:
+    """A path as a person would type it here: relative where it lies below the current folder."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def say(text: str = "") -> None:
@@ -67,13 +73,13 @@ def summary(report: dict, folder: Path) -> None:
     """The end of a run."""
     say()
     speed = f", {size(report['tokens_per_second'])} tokens/s" if report["tokens_per_second"] else ""
-    say(f"done: {report['steps']} of {report['total_steps']} steps; this start took {duration(report['train_seconds'])} after "
-        f"{report['compile_seconds']:.0f} s of compilation{speed} on {report['world_size']} rank(s)")
+    say(f"done: {report['steps']} of {report['total_steps']} steps; this start: {duration(report['train_seconds'])} after "
+        f"{report['compile_seconds']:.0f} s of compiling{speed}")
     if report["val_perplexity"]:
         say(f"  validation   loss {report['val_loss']:.4f}, perplexity {report['val_perplexity']:.1f}, accuracy "
             f"{report['val_accuracy']:.1%}  (a unigram model: perplexity {report['unigram_perplexity']:.0f})")
     say(f"  time         evaluation {report['eval_time_fraction']:.1%}, waiting for data {report['data_wait_fraction']:.1%}, "
         f"checkpoints {report['checkpoint_time_fraction']:.1%}")
-    say(f"  memory       at most {report['peak_memory_bytes'] / 2**30:.2f} GiB a rank")
-    say(f"  written to   {folder}: report.json, metrics.jsonl, checkpoints/, eval/, tensorboard/")
-    say(f"  look         bash run_scripts/tensorboard.sh {folder}")
+    say(f"  memory       at most {report['peak_memory_bytes'] / 2**30:.2f} GiB on each of {report['world_size']} rank(s)")
+    say(f"  written to   {shown(folder)}: report.json, metrics.jsonl, checkpoints/, eval/")
+    say(f"  look         bash run_scripts/tensorboard.sh {shlex.quote(shown(folder))}")

@@ -120,7 +120,7 @@ class Training:
         if checkpoint is None and passed_over:
             raise UserError(f"{self.root}: no checkpoint there is whole:\n  " + "\n  ".join(passed_over) +
                             "\nchoose another run.name, or remove the folder to start anew")
-        return checkpoint, str(store.folder_of(self.root, checkpoint.step)) if checkpoint else ""
+        return checkpoint, console.shown(store.folder_of(self.root, checkpoint.step)) if checkpoint else ""
 
     def agree(self) -> None:
         """Every rank must start from the same state of the same run; also the barrier before rank 0 writes anything."""
@@ -148,7 +148,7 @@ class Training:
         tokens = t.global_batch_size * c.data.seq_length
         train_set = self.manifest.sets["train"]
         console.header([
-            ("run", f"{c.run.folder}"),
+            ("run", console.shown(c.run.folder)),
             ("model", f"{parameters / 1e6:.2f}M parameters: {m.num_layers} layers, hidden {m.hidden_size}, {m.num_heads} heads, "
                       f"vocab {m.vocab_size}"),
             ("mesh", f"{self.mesh}  ({self.mesh.world_size} rank(s), {ms.get_context('device_target')}, {platform.machine()})"),

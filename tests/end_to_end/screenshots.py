@@ -31,7 +31,8 @@ def console(run: Path, out: Path) -> None:
     lines = [line for line in lines if not line.startswith("[")]
     if len(lines) > 60:
         lines = lines[:22] + ["", " " * 8 + "...", ""] + lines[-22:]
-    lines = ["$ bash run_scripts/run_distributed.sh", *lines]
+    project = str(run.resolve().parents[1])  # as it reads when the command is given in the project's folder
+    lines = ["$ bash run_scripts/run_distributed.sh", *(line.replace(f"{project}/", "") for line in lines)]
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as page:
         page.write(PAGE.format(html.escape("\n".join(lines))))
         page.flush()
@@ -43,7 +44,7 @@ def tensorboard(run: Path, out: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", str(run), "--port", str(port)],
+    server = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", str(run.parent), "--port", str(port)],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(120):
@@ -53,7 +54,8 @@ def tensorboard(run: Path, out: Path) -> None:
             except OSError:
                 time.sleep(0.5)
         time.sleep(5)  # it reads the events in the background
-        shoot(f"http://127.0.0.1:{port}/?darkMode=false#timeseries", out, (1400, 1100), 20_000)
+        tags = "loss%24%7Cperplexity%7Clearning_rate%7Cgrad_norm"
+        shoot(f"http://127.0.0.1:{port}/?tagFilter={tags}#timeseries", out, (1500, 1250), 20_000)
     finally:
         server.terminate()
         server.wait()

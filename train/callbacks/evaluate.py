@@ -86,7 +86,7 @@ class Evaluate(Callback):
                 say(f"{'':8} valid  {name}: not computed, {why}")
         for i, sample in enumerate(report.get("samples", ())):
             text = " ".join(sample["text"].split())
-            say(f"{'':8} sample {sample['prompt']} | {text[:60]}")
+            say(f"{'':8} sample {sample['prompt'][:30]} | {text[:30]}")
             self.tensorboard.text(step, f"samples/{i}", f"**{sample['prompt']}** {sample['text']}")
 
 

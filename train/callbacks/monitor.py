@@ -46,6 +46,8 @@ class Monitor(Callback):
         self.step += 1
         self.consumed_samples += self.global_batch_size
         self.pending.append((self.step, self.consumed_samples, run_context.original_args().net_outputs))
+        if self.rows_written == 0 and len(self.pending) == 1:
+            self.mark = self._now()  # the first step compiles: its time does not count, nor do its tokens
         if self.step % self.every == 0:
             self.flush()
 
@@ -56,7 +58,6 @@ class Monitor(Callback):
         with self.clock.measure("fetch"):  # on an asynchronous device this waits for the steps themselves
             fetched = [(step, consumed, [x.asnumpy().item() for x in outputs]) for step, consumed, outputs in self.pending]
         (t0, d0), (t1, d1) = self.mark, self._now()
-        # The first step compiles, and its time does not count: its tokens must not either.
         timed = fetched[1:] if self.rows_written == 0 else fetched
         seconds, tokens = max(t1 - t0, 1e-9), sum(values[5] for *_, values in timed)
         shared = {"tokens_per_second": tokens / seconds, "step_seconds": seconds / len(timed), "data_wait": (d1 - d0) / seconds} \
