@@ -164,7 +164,7 @@ def model_of(config: dict, where: Path) -> dict:
     if problems:
         raise UserError(f"{where}: not a GPT-2 that can be imported:\n  " + "\n  ".join(problems))
     sizes = {ours: config[theirs] for ours, theirs in SIZES.items()}
-    return sizes | {"ffn_hidden_size": "auto" if ffn is None else ffn, "layer_norm_eps": float(eps)}
+    return sizes | {"ffn_hidden_size": 4 * sizes["hidden_size"] if ffn is None else ffn, "layer_norm_eps": float(eps)}
 
 
 def config_of(model: dict) -> dict:

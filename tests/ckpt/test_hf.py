@@ -105,7 +105,7 @@ def test_import_makes_a_checkpoint(source, tmp_path, theirs, sizes):
     assert checkpoint.step == 0
     assert checkpoint.state["identity"]["model"] == sizes == yaml.safe_load(checkpoint.config)["model"]
     assert sizes == {"vocab_size": 96, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "seq_length": 16,
-                     "ffn_hidden_size": "auto", "layer_norm_eps": 1e-5}
+                     "ffn_hidden_size": 128, "layer_norm_eps": 1e-5}
     expected = hf.from_hf(theirs, sizes)
     assert checkpoint.tensors.keys() == {"model"}
     assert checkpoint.tensors["model"].keys() == expected.keys()

@@ -20,7 +20,8 @@ def shoot(url: str, out: Path, size: tuple[int, int], wait_ms: int) -> None:
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
                         "--disable-background-networking", "--disable-component-update",
-                        "--disable-sync", "--hide-scrollbars", f"--user-data-dir={profile}",
+                        "--disable-sync", "--hide-scrollbars",
+                        f"--user-data-dir={profile}",
                         f"--window-size={size[0]},{size[1]}", f"--virtual-time-budget={wait_ms}", f"--screenshot={out}", url],
                        check=True, capture_output=True, timeout=180)
 
@@ -54,8 +55,8 @@ def tensorboard(run: Path, out: Path) -> None:
             except OSError:
                 time.sleep(0.5)
         time.sleep(5)  # it reads the events in the background
-        tags = "loss%24%7Cperplexity%7Clearning_rate%7Cgrad_norm"
-        shoot(f"http://127.0.0.1:{port}/?tagFilter={tags}#timeseries", out, (1500, 1250), 20_000)
+        tags = "train%2Floss%7Cvalid_all%7Clearning_rate%7Cgrad_norm"
+        shoot(f"http://127.0.0.1:{port}/?tagFilter={tags}#timeseries", out, (1500, 1000), 20_000)
     finally:
         server.terminate()
         server.wait()
