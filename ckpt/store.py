@@ -159,10 +159,11 @@ def load(folder: Path) -> Checkpoint:
 
 
 def load_given(path: Path) -> Checkpoint:
-    """The checkpoint that a user named: its folder, or a folder of checkpoints (the newest). Raises UserError."""
+    """The checkpoint that a user named: its folder, or a run or a folder of checkpoints (the newest). Raises UserError."""
     if not path.is_dir():
         raise UserError(f"{path}: no such checkpoint folder")
-    folder = path if (path / STATE).exists() else (steps(path) or [None])[-1]
+    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    folder = path if (path / STATE).exists() else (steps(root) or [None])[-1]
     if folder is None:
         raise UserError(f"{path}: neither a checkpoint (it has no {STATE}) nor a folder with one")
     try:

@@ -16,7 +16,7 @@ CorpusName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 class TokenizerConfig(Section):
     """A sentencepiece BPE with byte fallback: trained on the training text, or given."""
 
-    vocab_size: int = Field(8000, ge=261, description="pieces, with bos, eos, pad, unk and 256 bytes among them")
+    vocab_size: int = Field(8000, ge=261, lt=2**24, description="pieces, with bos, eos, pad, unk and 256 bytes among them")
     character_coverage: float = Field(0.9995, ge=0.98, le=1.0,
                                       description="share of the characters with a piece of their own; the rest: bytes")
     model: TextPath | None = Field(None, description="an existing sentencepiece .model to use instead of training one")
@@ -33,7 +33,7 @@ class DataConfig(Section):
     document: Literal["file", "line"] = Field("file", description="what one document is in a .txt file")
     on_bad_text: Literal["error", "replace", "skip"] = Field(
         "error", description="invalid UTF-8 or NUL: stop; put U+FFFD (NUL: nothing) in its place; or leave the document out")
-    seq_length: int = Field(128, ge=2, description="tokens that a sample predicts (it holds one more)")
+    seq_length: int = Field(128, ge=2, le=2**20, description="tokens that a sample predicts (it holds one more)")
     tokenizer: TokenizerConfig = TokenizerConfig()
     prepared_dir: TextPath = Field(description="where the tokenizer, the MindRecord files and the manifest go")
     num_shards: int = Field(4, ge=1, le=1000, description="MindRecord files of the training set")
@@ -44,6 +44,8 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _same_corpora(self) -> "DataConfig":
+        if not corpora(self.path):
+            raise ValueError("data.path names no corpus: give a path, or a map of corpus names to paths")
         if self.valid_path is not None and set(corpora(self.path)) != set(corpora(self.valid_path)):
             raise ValueError(f"valid_path names the corpora {sorted(corpora(self.valid_path))}, path names "
                              f"{sorted(corpora(self.path))}; use the same names, or set data.valid_path=null to hold out "

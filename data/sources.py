@@ -5,6 +5,7 @@ from typing import Literal
 
 from data.config import DataConfig, corpora
 from data.text import TextFile, find_files, is_gzip
+from parallel.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ def find_sources(config: DataConfig) -> list[Source]:
         for corpus, root in sorted(corpora(value).items()) if value is not None else ():
             for path in find_files(root, key):
                 name = path.name if path == root else path.relative_to(root).as_posix()
-                stat = path.stat()
+                try:
+                    name.encode()
+                    stat = path.stat()
+                except (OSError, UnicodeEncodeError) as error:
+                    raise UserError(f"{key}: {ascii(str(path))} cannot be read: {error}") from None
                 sources.append(Source(split, corpus, name, path, stat.st_size, stat.st_mtime_ns))
     return sources

@@ -127,7 +127,7 @@ class TextFile:
             record = json.loads(raw)
             text = record["text"] if isinstance(record, dict) else None
             problem = None if isinstance(text, str) else 'the line is not an object with a string under "text"'
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             problem = f"not valid JSON ({error})"
         except KeyError:
             problem = 'the object has no key "text"'

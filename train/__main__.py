@@ -1,9 +1,11 @@
 """python -m train --config C [--set key=value ...] [--print-config]: train in this process (one rank)."""
 import argparse
+import os
 import sys
 
 from parallel import config_file
 from parallel.errors import UserError
+from train.checks import plan
 from train.config import load_config
 
 
@@ -18,6 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.print_config:
             print(config_file.dump(config), end="")
             return 0
+        if "RANK_SIZE" not in os.environ:  # train.launch has done it for its workers
+            plan(config, 1, 0)
         # Late, so that a refusal does not wait seconds for MindSpore to load.
         from data.prepare import prepare
         from parallel.context import is_distributed

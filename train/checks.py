@@ -1,4 +1,6 @@
 """What can be refused before any worker is started. No MindSpore here, so that a refusal takes no time."""
+from pathlib import Path
+
 from parallel.errors import UserError
 from parallel.mesh import Mesh, make_mesh, micro_batches
 from train.config import RunConfig
@@ -13,4 +15,16 @@ def plan(config: RunConfig, world_size: int, rank: int) -> tuple[Mesh, int]:
     if config.ckpt.resume == "none" and (config.run.folder / "metrics.jsonl").exists():
         raise UserError(f"ckpt.resume=none, but {config.run.folder} holds a run: choose another run.name, remove the folder, "
                         "or go on with ckpt.resume=auto")
+    refuse_paths(config)
     return mesh, count
+
+
+def refuse_paths(config: RunConfig) -> None:
+    """Raise UserError for a run folder that cannot be one, and for checkpoints that are not there."""
+    folder = config.run.folder
+    for place in (folder / "checkpoints", folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise UserError(f"run.dir / run.name: {place} is a file, not a folder: choose another place, or move it away")
+    for key, path in (("ckpt.resume", config.ckpt.resume), ("ckpt.init_from", config.ckpt.init_from)):
+        if isinstance(path, Path) and not path.is_dir():
+            raise UserError(f"{key}: {path}: no such checkpoint folder")

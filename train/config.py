@@ -15,7 +15,7 @@ from parallel.config import ParallelConfig, Section
 class RunSection(Section):
     """Which run this is."""
 
-    name: str = Field("smoke", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", description="folder of the run below `dir`")
+    name: str = Field("smoke", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$", description="folder of the run below `dir`")
     dir: Annotated[Path, Field(strict=False)] = Field(description="folder that holds the runs")
     seed: int = Field(1234, ge=0, lt=2**31, description="initial weights, sample order, dropout, generated samples")
 
@@ -28,9 +28,9 @@ class RunSection(Section):
 class TrainConfig(Section):
     """The optimization."""
 
-    total_steps: int = Field(400, ge=1, description="optimizer updates of the whole run; the schedule's length")
+    total_steps: int = Field(400, ge=1, lt=2**31, description="optimizer updates of the whole run; the schedule's length")
     stop_at_step: int | None = Field(None, ge=1, description="save and end here; the schedule keeps its length")
-    global_batch_size: int = Field(16, ge=1, description="samples in one update, over all ranks and micro-batches")
+    global_batch_size: int = Field(16, ge=1, lt=2**24, description="samples in one update, over all ranks and micro-batches")
     micro_batch_size: Literal["auto"] | PositiveInt = Field(
         "auto", description="samples that one rank computes at once; auto: its share of the batch / num_micro_batches")
     lr: float = Field(1e-3, gt=0.0, description="peak learning rate")

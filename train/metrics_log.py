@@ -8,7 +8,11 @@ from parallel.files import replace_text
 
 
 def finite(value):
-    """The value, or None for NaN and infinities, which JSON does not have."""
+    """The value, also nested in dicts and lists, with None for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -18,11 +22,11 @@ class MetricsLog:
     def __init__(self, path: Path, last_step: int):
         kept = []
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
                 try:
                     if line.endswith("\n") and json.loads(line)["step"] <= last_step:
                         kept.append(line)
-                except ValueError:
+                except (ValueError, TypeError, KeyError):
                     continue  # half a line: the process was killed while it wrote a step that comes again
         replace_text(path, "".join(kept))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  open for the whole run
@@ -30,7 +34,7 @@ class MetricsLog:
     def write(self, rows: list[dict]) -> None:
         """Append rows; they reach the operating system at once."""
         for row in rows:
-            self.file.write(json.dumps({k: finite(v) for k, v in row.items()}, allow_nan=False) + "\n")
+            self.file.write(json.dumps(finite(row), allow_nan=False) + "\n")
         self.file.flush()
 
     def sync(self) -> None:

@@ -1,9 +1,12 @@
 """One run, from a config to a report: builds every part, resumes if there is something to resume, trains, sums up."""
+import fcntl
 import hashlib
 import json
 import os
 import platform
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
 
 import mindspore as ms
 import numpy as np
@@ -50,6 +53,19 @@ def run(config: RunConfig) -> None:
         say(f"nothing to do: {config.run.folder} is at step {training.first_step} of {config.train.total_steps} already")
 
 
+def lock(folder: Path) -> TextIO:
+    """An open file that holds the run's folder for this process, until it is closed or the process ends.
+
+    Raises UserError if another process holds it.
+    """
+    file = open(folder / ".lock", "a")  # noqa: SIM115  open for the whole run
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another process is training in {folder}: wait for it, or choose another run.name") from None
+    return file
+
+
 def resolve_vocab_size(config: RunConfig, manifest: Manifest) -> RunConfig:
     """The config with model.vocab_size as a number: the tokenizer's. Raises UserError where another number was given."""
     given, size = config.model.vocab_size, manifest.tokenizer.vocab_size
@@ -91,6 +107,8 @@ class Training:
         checkpoint, where = self.find_checkpoint()
         if checkpoint is None:
             initialize(self.gpt, c.model, c.run.seed)
+            if (c.run.folder / "metrics.jsonl").exists():
+                self.notes.append(f"no checkpoint in {console.shown(self.root)}: this run starts anew, at step 0")
             if c.ckpt.init_from:
                 state.restore_weights(self.step, store.load_given(c.ckpt.init_from), self.identity, str(c.ckpt.init_from))
                 self.notes.append(f"weights from {c.ckpt.init_from}")
@@ -172,6 +190,7 @@ class Training:
         if self.mesh.rank == 0:
             folder = c.run.folder
             folder.mkdir(parents=True, exist_ok=True)
+            self.lock = lock(folder)
             replace_text(folder / "config.yaml", config_file.dump(c))
             board = TensorBoard(folder / "tensorboard", self.first_step)
             sinks = [MetricsLog(folder / "metrics.jsonl", self.first_step), board, console.Console(t.total_steps)]
@@ -190,6 +209,8 @@ class Training:
             self.report(clock, monitor, evaluate)
         finally:
             monitor.close()
+            if self.mesh.rank == 0:
+                self.lock.close()
 
     def evaluation(self, clock: Clock) -> Evaluate:
         """The tiers that the config switches on."""
@@ -205,7 +226,8 @@ class Training:
         """report.json, and a summary on the console."""
         c, seconds, loss = self.config, clock.total(), monitor.last_row.get("loss")
         if not monitor.last_row and self.mesh.rank == 0:
-            loss = json.loads((c.run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["loss"]
+            lines = (c.run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            loss = json.loads(lines[-1])["loss"] if lines else None
         peak = int(collectives.gather(peak_memory_bytes()).max())
         if self.mesh.rank:
             return
@@ -224,5 +246,5 @@ class Training:
             "versions": {"mindspore": ms.__version__, "numpy": np.__version__, "python": platform.python_version()},
             "cores": len(os.sched_getaffinity(0))}
         replace_text(c.run.folder / "report.json",
-                     json.dumps({k: finite(v) for k, v in report.items()}, indent=1, allow_nan=False) + "\n")
+                     json.dumps(finite(report), indent=1, allow_nan=False) + "\n")
         console.summary(report, c.run.folder)

@@ -29,7 +29,7 @@ def seek(folder: Path, rounds: int = 5) -> None:
     with open(folder / "text.txt", "w", encoding="utf-8") as f:
         for _ in range(800):
             f.write(" ".join(words[rng.randint(0, 500, 10_000)]) + "\n")
-    config = DataConfig(path=folder / "text.txt", prepared_dir=folder / "prepared", seq_length=16, tokenizer={"vocab_size": 800})
+    config = DataConfig(path=folder / "text.txt", prepared_dir=folder / "prepared", seq_length=16, tokenizer={"vocab_size": 280})
     manifest = prepare(config)
     samples = manifest.sets["train"].samples
     order, times = SampleOrder(samples, 1), {0: [], 10_000_000: []}

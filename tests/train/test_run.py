@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ckpt import store
 from parallel.errors import UserError
 from tests.conftest import exact, metrics
-from train.run import run
+from train.run import lock, run
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +206,28 @@ def test_initial_weights_from_a_checkpoint(whole, tiny):
     run(tiny("run.name=next", f"ckpt.init_from={whole / 'checkpoints'}", "train.total_steps=5", "train.warmup_steps=0"))
     first, last = metrics(tiny("run.name=next").run.folder)[0], metrics(whole)[-1]
     assert first["step"] == 1 and first["loss"] < metrics(whole)[0]["loss"] - 0.5 and abs(first["loss"] - last["loss"]) < 1.0
+
+
+def test_a_run_that_diverges_ends_with_a_report_of_nulls(tiny):
+    run(tiny("train.lr=1e30", "train.clip_norm=null", "train.total_steps=5", "precision.loss_scale.dynamic=false"))
+    report = json.loads((tiny().run.folder / "report.json").read_text())
+    assert report["val_loss"] is None and report["validation"]["en"]["loss"] is None and report["steps"] == 5
+
+
+def test_two_starts_of_one_run_do_not_mix(tiny):
+    folder = tiny().run.folder
+    folder.mkdir(parents=True)
+    held = lock(folder)
+    with pytest.raises(UserError, match="another process is training"):
+        run(tiny())
+    assert not (folder / "metrics.jsonl").exists()
+    held.close()
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints"])
+def test_a_file_in_place_of_a_folder_is_refused(tiny, place):
+    path = tiny().run.folder / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        run(tiny())

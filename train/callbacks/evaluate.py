@@ -73,7 +73,7 @@ class Evaluate(Callback):
         """One JSON file, TensorBoard, and a few lines on the console."""
         self.folder.mkdir(exist_ok=True)
         replace_text(self.folder / f"step_{step:08d}.json",
-                     json.dumps(_valid(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+                     json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         if stage := report.get("stage"):
             for name, scores in {**stage["corpora"], "all": stage["all"]}.items():
                 self.tensorboard.scalars(step, {f"valid_{name}/{key}": scores[key] for key in ("loss", "perplexity", "accuracy")})
@@ -88,9 +88,3 @@ class Evaluate(Callback):
             text = " ".join(sample["text"].split())
             say(f"{'':8} sample {sample['prompt'][:30]} | {text[:30]}")
             self.tensorboard.text(step, f"samples/{i}", f"**{sample['prompt']}** {sample['text']}")
-
-
-def _valid(value):
-    if isinstance(value, dict):
-        return {k: _valid(v) for k, v in value.items()}
-    return [_valid(v) for v in value] if isinstance(value, list) else finite(value)
