@@ -3,6 +3,7 @@
     python tests/end_to_end/screenshots.py runs/smoke .github/images
 """
 import html
+import re
 import socket
 import subprocess
 import sys
@@ -32,8 +33,9 @@ def console(run: Path, out: Path) -> None:
     lines = [line for line in lines if not line.startswith("[")]
     if len(lines) > 60:
         lines = lines[:22] + ["", " " * 8 + "...", ""] + lines[-22:]
-    project = str(run.resolve().parents[1])  # as it reads when the command is given in the project's folder
-    lines = ["$ bash run_scripts/run_distributed.sh", *(line.replace(f"{project}/", "") for line in lines)]
+    # Paths as they read when the command is given in the project's folder.
+    lines = [re.sub(rf"'?(\S*/)?{re.escape(run.resolve().parents[1].name)}/([\w/]+)'?", r"\2", line) for line in lines]
+    lines = ["$ bash run_scripts/run_distributed.sh", *lines]
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as page:
         page.write(PAGE.format(html.escape("\n".join(lines))))
         page.flush()
@@ -45,8 +47,8 @@ def tensorboard(run: Path, out: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", str(run.parent), "--port", str(port)],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", run.parent.name, "--port", str(port)],
+                              cwd=run.parents[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(120):
             try:
@@ -55,8 +57,8 @@ def tensorboard(run: Path, out: Path) -> None:
             except OSError:
                 time.sleep(0.5)
         time.sleep(5)  # it reads the events in the background
-        tags = "train%2Floss%7Cvalid_all%7Clearning_rate%7Cgrad_norm"
-        shoot(f"http://127.0.0.1:{port}/?tagFilter={tags}#timeseries", out, (1500, 1000), 20_000)
+        tags = "train%2F%28loss%24%7Cgrad%7Clearning%29%7Cvalid_all"
+        shoot(f"http://127.0.0.1:{port}/#scalars&_smoothingWeight=0&tagFilter={tags}", out, (1440, 780), 20_000)
     finally:
         server.terminate()
         server.wait()
