@@ -16,6 +16,7 @@ class Mesh:
     tp: int = 1
     pp: int = 1
     rank: int = 0
+    sequence_parallel: bool = False
 
     @property
     def world_size(self) -> int:
@@ -26,6 +27,21 @@ class Mesh:
     def dp_rank(self) -> int:
         """This rank's place among those that hold the same part of the model."""
         return self.rank // self.tp % self.dp
+
+    @property
+    def tp_rank(self) -> int:
+        """This rank's place among those that share one layer's matrices."""
+        return self.rank % self.tp
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of this rank."""
+        return self.rank // (self.dp * self.tp)
+
+    @property
+    def rows(self) -> int:
+        """Parts into which the rows of the residual stream are cut: the batch over dp, with sequence parallelism also over tp."""
+        return self.dp * self.tp if self.sequence_parallel else self.dp
 
     def __str__(self) -> str:
         return f"dp {self.dp} x tp {self.tp} x pp {self.pp}"
@@ -41,7 +57,7 @@ def make_mesh(config: ParallelConfig, world_size: int, rank: int) -> Mesh:
     if dp * tp * pp != world_size:
         raise UserError(f"parallel: dp={dp} x tp={tp} x pp={pp} = {dp * tp * pp}, but {world_size} rank(s) were started: "
                         f"set parallel.dp to {world_size // (tp * pp)} or auto, or start {dp * tp * pp} ranks")
-    return Mesh(dp, tp, pp, rank)
+    return Mesh(dp, tp, pp, rank, config.sequence_parallel)
 
 
 def micro_batches(config: ParallelConfig, global_batch_size: int, micro_batch_size: int | str, dp: int) -> int:
