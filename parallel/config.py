@@ -1,7 +1,7 @@
 """The base of every config section, and the section `parallel`."""
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 
 class Section(BaseModel):
@@ -32,14 +32,14 @@ class ParallelConfig(Section):
     num_micro_batches: Literal["auto"] | PositiveInt = Field(
         "auto", description="micro-batches in a step of a rank; auto: global_batch_size / (dp * micro_batch_size)")
     virtual_stages: int = Field(1, ge=1, description="parts of each stage, interleaved; 1: the plain 1F1B schedule")
-    stage_layers: Literal["auto"] | tuple[PositiveInt, ...] = Field(
-        "auto", strict=False, description="layers of each stage in order (pp * virtual_stages numbers); auto: balanced")
+    stage_layers: Literal["auto"] | Annotated[tuple[PositiveInt, ...], Field(strict=False)] = Field(
+        "auto", description="layers of each stage in order (pp * virtual_stages numbers); auto: balanced")
     sequence_parallel: bool = Field(False, description="split norms and residual stream over tp along the sequence")
     optimizer_sharding: bool = Field(False, description="split weights and moments over dp (MindSpore's hsdp)")
     optimizer_sharding_threshold_kb: int = Field(64, ge=0, description="smaller parameters are not split")
     recompute: Literal["none", "selective", "full"] = Field(
         "none", description="activations computed again in the backward pass: selective: attention's scores; full: whole blocks")
-    recompute_layers: Literal["all"] | tuple[int, ...] = Field(
-        "all", strict=False, description="indices of the blocks that recompute")
+    recompute_layers: Literal["all"] | Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = Field(
+        "all", description="indices of the blocks that recompute")
     fusion_mb: int = Field(32, ge=0, description="gradient and parameter collectives are fused up to this size; 0: not")
     topology: TopologyConfig = TopologyConfig()
