@@ -2,9 +2,10 @@
 from contextlib import contextmanager
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import nn, ops
 
-from model.gpt import GPT, head_loss
+from model.gpt import GPT, Labels, head_loss
+from parallel.mesh import Mesh
 
 
 @contextmanager
@@ -20,25 +21,33 @@ def mode_kept(gpt: GPT):
 class EvalStep(nn.Cell):
     """tokens int32 [batch, seq + 1] -> (loss sum, number of tokens, right guesses) of each sample, float32 [batch].
 
-    Position i predicts token i + 1; a label that is `pad` does not count, so a row of pads adds nothing to any sum.
+    Position i predicts token i + 1; a label that is `pad` does not count, so a row of pads adds nothing to any sum. A guess is
+    right if no token is likelier than the label.
     """
 
     def __init__(self, gpt: GPT, pad_id: int):
         super().__init__(auto_prefix=False)
-        self.gpt, self.head_loss = gpt, head_loss()
-        self.pad = Tensor(pad_id, ms.int32)
-        self.slice_ids, self.slice_labels, self.reshape = ops.StridedSlice(), ops.StridedSlice(), ops.Reshape()
-        self.not_equal, self.equal, self.cast, self.sum = ops.NotEqual(), ops.Equal(), ops.Cast(), ops.ReduceSum()
-        self.argmax = ops.Argmax(-1)
+        self.gpt, self.labels, self.head_loss = gpt, Labels(pad_id), head_loss(gpt)
+        self.slice, self.reshape = ops.StridedSlice(), ops.Reshape()
+        self.mul_losses, self.mul_hits = ops.Mul(), ops.Mul()
+        self.sum_losses, self.sum_mask, self.sum_hits = ops.ReduceSum(), ops.ReduceSum(), ops.ReduceSum()
 
     def construct(self, tokens):
         batch, t = tokens.shape
-        ids = self.slice_ids(tokens, (0, 0), (batch, t - 1), (1, 1))
-        labels = self.reshape(self.slice_labels(tokens, (0, 1), (batch, t), (1, 1)), (-1,))
-        x, table = self.gpt(ids, ops.zeros((batch,), ms.int32))
-        losses, scores = self.head_loss(x, table, labels)
-        mask = self.cast(self.not_equal(labels, self.pad), ms.float32)
-        hits = self.cast(self.equal(self.argmax(scores), labels), ms.float32)
+        x, table = self.gpt(self.slice(tokens, (0, 0), (batch, t - 1), (1, 1)), ops.zeros((batch,), ms.int32))
+        labels, mask = self.labels(tokens)
+        losses, hits = self.head_loss(x, table, labels)[:2]
         rows = (batch, t - 1)
-        return (self.sum(self.reshape(losses * mask, rows), -1), self.sum(self.reshape(mask, rows), -1),
-                self.sum(self.reshape(hits * mask, rows), -1))
+        return (self.sum_losses(self.reshape(self.mul_losses(losses, mask), rows), -1),
+                self.sum_mask(self.reshape(mask, rows), -1),
+                self.sum_hits(self.reshape(self.mul_hits(hits, mask), rows), -1))
+
+    def shard(self, mesh: Mesh) -> None:
+        """Say of every primitive how it is cut over dp and tp."""
+        for cell in (self.gpt, self.labels, self.head_loss):
+            cell.shard(mesh)
+        self.slice.shard(((mesh.dp, 1),))
+        for mul in (self.mul_losses, self.mul_hits):
+            mul.shard(((mesh.dp,), (mesh.dp,)))
+        for total in (self.sum_losses, self.sum_mask, self.sum_hits):
+            total.shard(((mesh.dp, 1),))

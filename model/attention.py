@@ -8,6 +8,7 @@ from mindspore import Tensor, nn, ops
 from model import cpu
 from model.config import ModelConfig
 from model.layers import Dropout, Linear, on_cpu
+from parallel.mesh import Mesh
 
 
 def causal_mask(seq_length: int) -> Tensor:
@@ -31,6 +32,16 @@ class AttentionCore(nn.Cell):
         p = self.softmax(self.add(self.mul(self.scores(q, k), self.scale), self.mask[:t, :t]))
         return self.weigh(self.dropout(p, self.reshape(keys, (batch, 1, t, 1))), v), p
 
+    def shard(self, mesh: Mesh) -> None:
+        """Samples over dp, heads over tp."""
+        parts = (mesh.dp, mesh.tp, 1, 1)
+        self.scores.shard((parts, parts))
+        self.mul.shard((parts, ()))
+        self.add.shard((parts, (1, 1)))
+        self.softmax.shard((parts,))
+        self.dropout.shard(parts)
+        self.weigh.shard((parts, parts))
+
 
 class CausalSelfAttention(nn.Cell):
     """Multi-head attention in which a position sees itself and those before it: [batch * seq, hidden] -> the same."""
@@ -39,12 +50,12 @@ class CausalSelfAttention(nn.Cell):
         super().__init__()
         h = config.hidden_size
         self.num_heads, self.head_size = config.num_heads, config.head_size
-        self.query, self.key, self.value, self.output = (Linear(h, h) for _ in range(4))
+        self.query, self.key, self.value = (Linear(h, h, "column") for _ in range(3))
+        self.output = Linear(h, h, "row")
         # The hand-written gradient of the CPU form knows no dropout.
         self.core = cpu.AttentionCore(config.head_size, causal_mask(config.seq_length)) \
             if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
         self.reshape = ops.Reshape()
-        # One Transpose for each use: a primitive carries one strategy when it is sharded.
         self.split_q, self.split_k, self.split_v, self.join = (ops.Transpose() for _ in range(4))
 
     def construct(self, x, keys, batch):
@@ -55,3 +66,12 @@ class CausalSelfAttention(nn.Cell):
         v = self.split_v(self.reshape(self.value(x), shape), swap)
         y = self.core(q, k, v, keys)[0]
         return self.output(self.reshape(self.join(y, swap), x.shape))
+
+    def shard(self, mesh: Mesh) -> None:
+        """Heads over tp."""
+        for linear in (self.query, self.key, self.value, self.output):
+            linear.shard(mesh)
+        for split in (self.split_q, self.split_k, self.split_v):
+            split.shard(((mesh.dp, 1, mesh.tp, 1),))
+        self.core.shard(mesh)
+        self.join.shard(((mesh.dp, mesh.tp, 1, 1),))

@@ -10,6 +10,7 @@ class ModelConfig(Section):
     """GPT-2's architecture: pre-LayerNorm, learned positions, GELU (tanh), tied embedding."""
 
     vocab_size: Literal["auto"] | PositiveInt = Field("auto", description="tokens; auto: as many as the tokenizer has")
+    vocab_multiple: int = Field(1, ge=1, description="the token table is padded to a multiple; the padding never counts")
     hidden_size: int = Field(192, ge=1, description="width of the residual stream")
     num_layers: int = Field(4, ge=1, description="transformer blocks")
     num_heads: int = Field(4, ge=1, description="attention heads; must divide hidden_size")

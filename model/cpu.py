@@ -6,6 +6,7 @@ equal those of the plain cells within float32 rounding; tests hold them to that.
 """
 import math
 
+import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.ops import functional as F
 
@@ -116,29 +117,39 @@ class AttentionCore(nn.Cell):
         return dq, dk, self.t_product(p, dy), ops.zeros_like(keys)
 
 
-class HeadLoss(nn.Cell):
-    """Loss of each token: x [rows, hidden], table [vocab, hidden], labels int32 [rows] -> (losses [rows], probabilities).
+def padding_mask(vocab_size: int, padding: int) -> Tensor:
+    """What is added to the logits that the table's padding would give: float32 [vocab_size + padding], 0 and -1e9."""
+    return Tensor(np.repeat(np.float32([0, -1e9]), (vocab_size, padding)))
 
-    The gradient of the logits, p - onehot, is never formed: its product with the table is p @ table - table[labels].
+
+class HeadLoss(nn.Cell):
+    """Loss of each token: x [rows, hidden], table [vocab, hidden], labels int32 [rows] -> (losses, hits, probabilities).
+
+    Losses and hits (1 where the label is likeliest) float32 [rows], probabilities [rows, vocab]. The gradient of the logits,
+    p - onehot, is never formed: its product with the table is p @ table - table[labels].
     """
 
-    def __init__(self):
+    def __init__(self, vocab_size: int, padding: int):
         super().__init__()
+        self.padding, self.mask, self.bias_add = padding, padding_mask(vocab_size, padding), ops.BiasAdd()
         self.logits, self.softmax = ops.MatMul(transpose_b=True), ops.Softmax(-1)
-        self.argmax, self.log = ops.Argmax(-1), ops.Log()
+        self.argmax, self.log, self.equal, self.cast = ops.Argmax(-1), ops.Log(), ops.Equal(), ops.Cast()
         self.pick, self.gather, self.reshape = ops.GatherD(), ops.Gather(), ops.Reshape()
         self.grad_x, self.grad_table, self.segment_sum = ops.MatMul(), ops.MatMul(transpose_a=True), ops.UnsortedSegmentSum()
 
     def construct(self, x, table, labels):
         logits = self.logits(x, table)
+        if self.padding:
+            logits = self.bias_add(logits, self.mask)
         p = self.softmax(logits)
         label, best = self.reshape(labels, (-1, 1)), self.reshape(self.argmax(logits), (-1, 1))
         # log p of the label by way of the likeliest token: exact also where p of the label underflows.
-        losses = self.pick(logits, 1, best) - self.log(self.pick(p, 1, best)) - self.pick(logits, 1, label)
-        return self.reshape(losses, (-1,)), p
+        picked, highest = self.pick(logits, 1, label), self.pick(logits, 1, best)
+        losses = highest - self.log(self.pick(p, 1, best)) - picked
+        return self.reshape(losses, (-1,)), self.cast(self.reshape(self.equal(picked, highest), (-1,)), x.dtype), p
 
     def bprop(self, x, table, labels, out, dout):
-        p, weight = out[1], self.reshape(dout[0], (-1, 1))
+        p, weight = out[2], self.reshape(dout[0], (-1, 1))
         dx = (self.grad_x(p, table) - self.gather(table, labels, 0)) * weight
         weighted = x * weight
         dtable = self.grad_table(p, weighted) - self.segment_sum(weighted, labels, table.shape[0])

@@ -16,13 +16,13 @@ class NextTokenLogits(nn.Cell):
 
     def __init__(self, gpt: GPT):
         super().__init__(auto_prefix=False)
-        self.gpt, self.head, self.gather = gpt, Head(), ops.Gather()
+        self.gpt, self.head, self.gather, self.vocab_size = gpt, Head(), ops.Gather(), gpt.vocab_size
 
     def construct(self, ids, last):
         batch, t = ids.shape
         x, table = self.gpt(ids, ops.zeros((batch,), ms.int32))
         rows = last + ops.arange(0, batch * t, t).astype(ms.int32)
-        return self.head(self.gather(x, rows, 0), table)
+        return self.head(self.gather(x, rows, 0), table)[:, :self.vocab_size]
 
 
 def choose(logits: np.ndarray, temperature: float, top_k: int, rng: np.random.RandomState) -> int:

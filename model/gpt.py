@@ -1,4 +1,6 @@
 """The GPT (GPT-2's architecture) and its token loss."""
+import math
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -7,23 +9,36 @@ from model import cpu
 from model.attention import CausalSelfAttention
 from model.config import ModelConfig
 from model.layers import Dropout, Gelu, LayerNorm, Linear, RowKeys, on_cpu, parameter
+from parallel.mesh import Mesh
 
 
 class Embedding(nn.Cell):
-    """Token plus position: int32 [batch, seq] -> (float32 [batch * seq, hidden], the token table [vocab, hidden])."""
+    """Token plus position: int32 [batch, seq] -> (float32 [batch * seq, hidden], the token table [table rows, hidden]).
 
-    def __init__(self, config: ModelConfig):
+    Args:
+        table_rows: at least config.vocab_size; what is beyond it is padding, that tp may divide the table.
+    """
+
+    def __init__(self, config: ModelConfig, table_rows: int):
         super().__init__()
-        self.token = parameter((config.vocab_size, config.hidden_size))
+        self.token = parameter((table_rows, config.hidden_size))
         self.position = parameter((config.seq_length, config.hidden_size))
         self.gather_token, self.gather_position, self.add, self.reshape = ops.Gather(), ops.Gather(), ops.Add(), ops.Reshape()
         self.positions = Tensor(np.arange(config.seq_length), ms.int32)
+        self.dropout = Dropout(config.dropout, (1, config.hidden_size), 0)
 
-    def construct(self, ids):
+    def construct(self, ids, keys):
         batch, t = ids.shape
         position = self.gather_position(self.position, self.positions[:t], 0)
         x = self.add(self.gather_token(self.token, ids, 0), self.reshape(position, (1, t, -1)))
-        return self.reshape(x, (batch * t, -1)), self.token
+        return self.dropout(self.reshape(x, (batch * t, -1)), keys), self.token
+
+    def shard(self, mesh: Mesh) -> None:
+        """The vocabulary over tp: each rank looks up what it has, and the parts are summed."""
+        self.gather_token.shard(((mesh.tp, 1), (mesh.dp, 1)))
+        self.gather_position.shard(((1, 1), (1,)))
+        self.add.shard(((mesh.dp, 1, 1), (1, 1, 1)))
+        self.dropout.shard((mesh.rows, 1))
 
 
 class MLP(nn.Cell):
@@ -31,27 +46,44 @@ class MLP(nn.Cell):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.up = Linear(config.hidden_size, config.ffn_size)
+        self.up = Linear(config.hidden_size, config.ffn_size, "column")
         self.gelu = Gelu()
-        self.down = Linear(config.ffn_size, config.hidden_size)
+        self.down = Linear(config.ffn_size, config.hidden_size, "row")
 
     def construct(self, x):
         return self.down(self.gelu(self.up(x)))
+
+    def shard(self, mesh: Mesh) -> None:
+        """The inner width over tp."""
+        for cell in (self.up, self.gelu, self.down):
+            cell.shard(mesh)
 
 
 class Block(nn.Cell):
     """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)); [batch * seq, hidden] -> the same."""
 
-    def __init__(self, config: ModelConfig, index: int):
+    def __init__(self, config: ModelConfig, index: int, seed: int):
         super().__init__()
         self.norm1, self.norm2 = (LayerNorm(config.hidden_size, config.layer_norm_eps) for _ in range(2))
         self.attention, self.mlp = CausalSelfAttention(config, salt=3 * index + 1), MLP(config)
         self.dropout1, self.dropout2 = (Dropout(config.dropout, (1, config.hidden_size), 3 * index + i) for i in (2, 3))
+        self.row_keys = RowKeys(seed, config.seq_length)  # its own: keys from another pipeline stage would have to be sent
         self.add1, self.add2 = ops.Add(), ops.Add()
 
-    def construct(self, x, keys, batch):
+    def construct(self, x, positions):
+        batch = positions.shape[0]
+        keys = self.row_keys(positions, x.shape[0] // batch)
         x = self.add1(x, self.dropout1(self.attention(self.norm1(x), keys, batch), keys))
         return self.add2(x, self.dropout2(self.mlp(self.norm2(x)), keys))
+
+    def shard(self, mesh: Mesh) -> None:
+        """Batch over dp; heads and inner width over tp; with sequence parallelism the rest over tp by rows."""
+        for cell in (self.norm1, self.norm2, self.attention, self.mlp, self.row_keys):
+            cell.shard(mesh)
+        for dropout in (self.dropout1, self.dropout2):
+            dropout.shard((mesh.rows, 1))
+        for add in (self.add1, self.add2):
+            add.shard(((mesh.rows, 1), (mesh.rows, 1)))
 
 
 class GPT(nn.Cell):
@@ -60,29 +92,48 @@ class GPT(nn.Cell):
     Args:
         config: sizes, with vocab_size resolved to a number.
         seed: of the dropout masks.
+        tp: must divide the rows of the token table, which is padded for it.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0):
+    def __init__(self, config: ModelConfig, seed: int = 0, tp: int = 1):
         super().__init__()
-        self.embedding = Embedding(config)
-        self.dropout = Dropout(config.dropout, (1, config.hidden_size), 0)
+        self.vocab_size, self.padding = config.vocab_size, -config.vocab_size % math.lcm(config.vocab_multiple, tp)
         self.row_keys = RowKeys(seed, config.seq_length)
-        self.blocks = nn.CellList([Block(config, i) for i in range(config.num_layers)])
+        self.embedding = Embedding(config, self.vocab_size + self.padding)
+        self.blocks = nn.CellList([Block(config, i, seed) for i in range(config.num_layers)])
         self.norm = LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def construct(self, ids, positions):
         """positions int32 [batch]: each sample's place in the run, from which its dropout masks follow."""
-        batch, t = ids.shape
-        keys = self.row_keys(positions, t)
-        x, table = self.embedding(ids)
-        x = self.dropout(x, keys)
+        x, table = self.embedding(ids, self.row_keys(positions, ids.shape[1]))
         for block in self.blocks:
-            x = block(x, keys, batch)
+            x = block(x, positions)
         return self.norm(x), table
+
+    def shard(self, mesh: Mesh) -> None:
+        """Say of every primitive how it is cut over dp and tp."""
+        for cell in (self.row_keys, self.embedding, *self.blocks, self.norm):
+            cell.shard(mesh)
+
+    def place(self, block_stages: list[tuple[int, int | None]]) -> None:
+        """Put each block on a pipeline stage and, where stages are interleaved, into a segment of it: (stage, segment or None).
+
+        The embedding goes with the first block, the last norm with the last.
+        """
+        cells = [*self.blocks, self.row_keys, self.embedding, self.norm]
+        for cell, (stage, segment) in zip(cells, [*block_stages, *2 * block_stages[:1], block_stages[-1]], strict=True):
+            put(cell, stage, segment)
+
+
+def put(cell: nn.Cell, stage: int, segment: int | None) -> None:
+    """Put a cell on a pipeline stage. A segment, even 0, makes MindSpore interleave."""
+    cell.pipeline_stage = stage
+    if segment is not None:
+        cell.pipeline_segment = segment
 
 
 class Head(nn.Cell):
-    """Logits by the tied embedding: [rows, hidden], [vocab, hidden] -> [rows, vocab]."""
+    """Logits by the tied embedding: [rows, hidden], [table rows, hidden] -> [rows, table rows]."""
 
     def __init__(self):
         super().__init__()
@@ -91,57 +142,130 @@ class Head(nn.Cell):
     def construct(self, x, table):
         return self.matmul(x, table)
 
+    def shard(self, mesh: Mesh) -> None:
+        """The vocabulary over tp: no rank holds a whole row of logits."""
+        self.matmul.shard(((mesh.dp, 1), (mesh.tp, 1)))
+
 
 class TokenLoss(nn.Cell):
-    """Cross entropy of each token, in float32: logits [rows, vocab], labels int32 [rows] -> [rows]."""
+    """Cross entropy in float32: logits [rows, vocab], labels int32 [rows] -> (losses, 1 where the label is likeliest), [rows].
+
+    The label's logit is picked by a product with a one-hot row, which can be cut along the vocabulary; an index could not.
+    """
 
     def __init__(self):
         super().__init__()
         self.maximum, self.shift, self.exp = ops.ReduceMax(keep_dims=True), ops.Sub(), ops.Exp()
-        self.sum, self.log, self.pick, self.reshape = ops.ReduceSum(keep_dims=True), ops.Log(), ops.GatherD(), ops.Reshape()
+        self.sum, self.log, self.minus = ops.ReduceSum(), ops.Log(), ops.Sub()
+        self.one_hot, self.mul, self.pick = ops.OneHot(), ops.Mul(), ops.ReduceSum()
+        self.equal, self.cast = ops.Equal(), ops.Cast()
+        self.on, self.off = Tensor(1.0, ms.float32), Tensor(0.0, ms.float32)
 
     def construct(self, logits, labels):
         shifted = self.shift(logits, self.maximum(logits, -1))
-        losses = self.log(self.sum(self.exp(shifted), -1)) - self.pick(shifted, 1, self.reshape(labels, (-1, 1)))
-        return self.reshape(losses, (-1,))
+        label = self.pick(self.mul(shifted, self.one_hot(labels, logits.shape[1], self.on, self.off)), -1)
+        losses = self.minus(self.log(self.sum(self.exp(shifted), -1)), label)
+        return losses, self.cast(self.equal(label, self.off), ms.float32)
+
+    def shard(self, mesh: Mesh) -> None:
+        """The vocabulary over tp; its maximum, its sum and the label's logit are each summed up over tp."""
+        cut, rows = (mesh.dp, mesh.tp), (mesh.dp,)
+        for reduce in (self.maximum, self.sum, self.pick):
+            reduce.shard((cut,))
+        self.shift.shard((cut, (mesh.dp, 1)))
+        self.exp.shard((cut,))
+        self.one_hot.shard((cut, (), ()))
+        self.mul.shard((cut, cut))
+        self.log.shard((rows,))
+        self.minus.shard((rows, rows))
+        self.equal.shard((rows, ()))
+        self.cast.shard((rows,))
 
 
 class HeadLoss(nn.Cell):
-    """Loss of each token: x [rows, hidden], table [vocab, hidden], labels int32 [rows] -> (losses [rows], logits)."""
+    """Loss of each token: x [rows, hidden], table [table rows, hidden], labels int32 [rows] -> (losses, hits), float32 [rows].
 
-    def __init__(self):
+    Args:
+        vocab_size: of the tokenizer.
+        padding: rows of the table beyond it; they never count.
+    """
+
+    def __init__(self, vocab_size: int, padding: int):
         super().__init__()
-        self.head, self.loss = Head(), TokenLoss()
+        self.head, self.loss, self.padding, self.add = Head(), TokenLoss(), padding, ops.Add()
+        self.mask = cpu.padding_mask(vocab_size, padding)
 
     def construct(self, x, table, labels):
         logits = self.head(x, table)
-        return self.loss(logits, labels), logits
+        if self.padding:
+            logits = self.add(logits, self.mask)
+        return self.loss(logits, labels)
+
+    def shard(self, mesh: Mesh) -> None:
+        """The vocabulary over tp."""
+        self.head.shard(mesh)
+        self.add.shard(((mesh.dp, mesh.tp), (mesh.tp,)))
+        self.loss.shard(mesh)
 
 
-def head_loss() -> nn.Cell:
-    """HeadLoss in this device's form. On CPU the second output is the softmax of the logits."""
-    return cpu.HeadLoss() if on_cpu() else HeadLoss()
+def head_loss(gpt: GPT) -> nn.Cell:
+    """HeadLoss in this device's form. On CPU there is a third output, the softmax of the logits."""
+    return (cpu.HeadLoss if on_cpu() else HeadLoss)(gpt.vocab_size, gpt.padding)
+
+
+class Labels(nn.Cell):
+    """What each position shall predict: tokens int32 [batch, seq + 1] -> (labels int32 [rows], 1 where one counts float32 [rows]).
+
+    Position i predicts token i + 1. A label that is `pad` does not count.
+    """
+
+    def __init__(self, pad_id: int):
+        super().__init__()
+        self.pad, self.slice, self.reshape = Tensor(pad_id, ms.int32), ops.StridedSlice(), ops.Reshape()
+        self.not_equal, self.cast = ops.NotEqual(), ops.Cast()
+
+    def construct(self, tokens):
+        batch, t = tokens.shape
+        labels = self.reshape(self.slice(tokens, (0, 1), (batch, t), (1, 1)), (-1,))
+        return labels, self.cast(self.not_equal(labels, self.pad), ms.float32)
+
+    def shard(self, mesh: Mesh) -> None:
+        """Samples over dp."""
+        self.slice.shard(((mesh.dp, 1),))
+        self.not_equal.shard(((mesh.dp,), ()))
+        self.cast.shard(((mesh.dp,),))
 
 
 class GPTLoss(nn.Cell):
-    """What training minimises: tokens int32 [batch, seq + 1] -> (sum of the token losses, number of tokens), both float32.
+    """What training minimises: tokens int32 [batch, seq + 1], positions int32 [batch] -> sum of the token losses and their number.
 
-    Position i predicts token i + 1. A label that is `pad` counts neither in the sum nor in the number.
+    Both in one tensor, float32 [2]: of a pipeline's network MindSpore adds up one output over the micro-batches, and tokens that
+    are used outside of the network hide it from the compiler's pipeline.
     """
 
     def __init__(self, gpt: GPT, pad_id: int):
         super().__init__(auto_prefix=False)  # parameters keep the names that they have in the GPT
-        self.gpt = gpt
-        self.head_loss = head_loss()
-        self.pad = Tensor(pad_id, ms.int32)
-        self.slice_ids, self.slice_labels, self.reshape = ops.StridedSlice(), ops.StridedSlice(), ops.Reshape()
-        self.not_equal, self.cast, self.mul, self.sum = ops.NotEqual(), ops.Cast(), ops.Mul(), ops.ReduceSum()
+        self.gpt, self.labels, self.head_loss = gpt, Labels(pad_id), head_loss(gpt)
+        self.slice, self.mul, self.stack = ops.StridedSlice(), ops.Mul(), ops.Stack()
+        self.sum_losses, self.sum_mask = ops.ReduceSum(), ops.ReduceSum()
 
     def construct(self, tokens, positions):
         batch, t = tokens.shape
-        ids = self.slice_ids(tokens, (0, 0), (batch, t - 1), (1, 1))
-        labels = self.reshape(self.slice_labels(tokens, (0, 1), (batch, t), (1, 1)), (-1,))
-        x, table = self.gpt(ids, positions)
-        losses = self.head_loss(x, table, labels)[0]
-        mask = self.cast(self.not_equal(labels, self.pad), ms.float32)
-        return self.sum(self.mul(losses, mask)), self.sum(mask)
+        x, table = self.gpt(self.slice(tokens, (0, 0), (batch, t - 1), (1, 1)), positions)
+        labels, mask = self.labels(tokens)
+        losses = self.mul(self.head_loss(x, table, labels)[0], mask)
+        return self.stack((self.sum_losses(losses), self.sum_mask(mask)))
+
+    def shard(self, mesh: Mesh) -> None:
+        """Say of every primitive how it is cut over dp and tp."""
+        for cell in (self.gpt, self.labels, self.head_loss):
+            cell.shard(mesh)
+        self.slice.shard(((mesh.dp, 1),))
+        self.mul.shard(((mesh.dp,), (mesh.dp,)))
+        for total in (self.sum_losses, self.sum_mask):
+            total.shard(((mesh.dp,),))
+
+    def place(self, block_stages: list[tuple[int, int | None]]) -> None:
+        """As GPT.place; head and loss go with the last block."""
+        self.gpt.place(block_stages)
+        put(self.head_loss, *block_stages[-1])

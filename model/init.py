@@ -25,4 +25,6 @@ def initialize(network: nn.Cell, config: ModelConfig, seed: int) -> None:
         else:
             std = config.init_std / (math.sqrt(2 * config.num_layers) if name.endswith(RESIDUAL) else 1.0)
             value = np.random.RandomState([seed, zlib.crc32(name.encode())]).standard_normal(p.shape) * std
+            if name.endswith("embedding.token"):
+                value[config.vocab_size:] = 0.0  # padding
         p.set_data(Tensor(value.astype(np.float32)))

@@ -2,12 +2,19 @@
 
 The residual stream is two-dimensional, [batch * seq, hidden]: matrix products of two dimensions are what every device has fast
 kernels for, and what MindSpore shards without redistribution.
+
+Each cell's `shard(mesh)` gives its primitives their strategies: for each input, into how many parts each axis is cut. We override
+`Cell.shard`, since MindSpore's own loses data parallelism with integer tuples and cannot be used in a pipeline stage. A primitive
+carries one strategy, so each use has a primitive of its own.
 """
+from typing import Literal
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from model import cpu
+from parallel.mesh import Mesh
 
 
 def on_cpu() -> bool:
@@ -30,18 +37,36 @@ class Affine(nn.Cell):
     def construct(self, x, weight, bias):
         return self.add(self.matmul(x, weight), bias)
 
+    def shard(self, mesh: Mesh, split: str) -> None:
+        """As Linear.shard."""
+        if split == "column":
+            self.matmul.shard(((mesh.dp, 1), (mesh.tp, 1)))
+            self.add.shard(((mesh.dp, mesh.tp), (mesh.tp,)))
+        else:  # the sum over tp: an AllReduce, or with sequence parallelism a ReduceScatter over the rows
+            self.matmul.shard(((mesh.dp, mesh.tp), (1, mesh.tp)), ((mesh.rows, 1),))
+            self.add.shard(((mesh.rows, 1), (1,)))
+
 
 class Linear(nn.Cell):
-    """y = x W^T + b with W [out, in] (PyTorch's layout): [rows, in] -> [rows, out]."""
+    """y = x W^T + b with W [out, in] (PyTorch's layout): [rows, in] -> [rows, out].
 
-    def __init__(self, in_features: int, out_features: int):
+    Args:
+        split: what `shard` cuts over tp: "column": the outputs, with the bias; "row": the inputs, the products are summed.
+    """
+
+    def __init__(self, in_features: int, out_features: int, split: Literal["column", "row"]):
         super().__init__()
         self.weight = parameter((out_features, in_features))
         self.bias = parameter((out_features,))
         self.affine = cpu.Affine() if on_cpu() else Affine()
+        self.split = split
 
     def construct(self, x):
         return self.affine(x, self.weight, self.bias)
+
+    def shard(self, mesh: Mesh) -> None:
+        """Rows over dp; outputs or inputs over tp (Megatron-LM, arXiv:1909.08053)."""
+        self.affine.shard(mesh, self.split)
 
 
 class Normalize(nn.Cell):
@@ -53,6 +78,10 @@ class Normalize(nn.Cell):
 
     def construct(self, x, weight, bias):
         return self.norm(x, weight, bias)
+
+    def shard(self, mesh: Mesh) -> None:
+        """Rows over dp, with sequence parallelism also over tp."""
+        self.norm.shard(((mesh.rows, 1), (1,), (1,)))
 
 
 class LayerNorm(nn.Cell):
@@ -67,6 +96,10 @@ class LayerNorm(nn.Cell):
     def construct(self, x):
         return self.norm(x, self.weight, self.bias)[0]
 
+    def shard(self, mesh: Mesh) -> None:
+        """Rows over dp, with sequence parallelism also over tp."""
+        self.norm.shard(mesh)
+
 
 class Gelu(nn.Cell):
     """GELU in GPT-2's tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
@@ -79,6 +112,10 @@ class Gelu(nn.Cell):
     def construct(self, x):
         y = self.gelu(x)
         return y[0] if self.on_cpu else y
+
+    def shard(self, mesh: Mesh) -> None:
+        """Between a column- and a row-split Linear."""
+        self.gelu.shard(((mesh.dp, mesh.tp),))
 
 
 class Dropout(nn.Cell):
@@ -100,7 +137,7 @@ class Dropout(nn.Cell):
         drawn = np.random.RandomState(salt).randint(-2**31, 2**31, columns, np.int64)
         self.column_keys = Tensor(drawn.astype(np.int32))
         self.threshold = Tensor(int(-2**31 + rate * 2**32), ms.int32)
-        self.mix, self.xor, self.cast, self.mul = Mix(), ops.BitwiseXor(), ops.Cast(), ops.Mul()
+        self.mix, self.xor, self.cast, self.mul, self.rescale = Mix(), ops.BitwiseXor(), ops.Cast(), ops.Mul(), ops.Mul()
         self.greater_equal = ops.GreaterEqual()
 
     def construct(self, x, keys):
@@ -109,7 +146,20 @@ class Dropout(nn.Cell):
             return x
         hashed = self.mix(self.xor(keys, self.column_keys[..., :x.shape[-1]]))
         keep = self.cast(self.greater_equal(hashed, self.threshold), x.dtype)
-        return self.mul(x, keep * self.scale)
+        return self.mul(x, self.rescale(keep, self.scale))
+
+    def shard(self, parts: tuple[int, ...]) -> None:
+        """Cut x into `parts`. Each rank draws its part of the one mask: replicated parts are equal, sharded ones differ."""
+        size = self.column_keys.shape
+        whole = tuple(1 if n == 1 else p for n, p in zip(size, parts, strict=True))
+        rows = tuple(p if n == 1 else 1 for n, p in zip(size, parts, strict=True))
+        rows = (*rows[:-1], 1)
+        self.xor.shard((rows, whole))
+        self.mix.shard(parts)
+        self.greater_equal.shard((parts, ()))
+        self.cast.shard((parts,))
+        self.rescale.shard((parts, ()))
+        self.mul.shard((parts, parts))
 
 
 class RowKeys(nn.Cell):
@@ -121,12 +171,38 @@ class RowKeys(nn.Cell):
         self.seed = Tensor(int(rng.randint(0, 2**31)), ms.int32)
         drawn = rng.randint(-2**31, 2**31, (1, seq_length), np.int64)
         self.token_keys = Tensor(drawn.astype(np.int32))
-        self.mix, self.xor, self.reshape = Mix(), ops.BitwiseXor(), ops.Reshape()
+        self.mix_samples, self.mix_tokens, self.xor_seed, self.xor_token = Mix(), Mix(), ops.BitwiseXor(), ops.BitwiseXor()
+        self.reshape = ops.Reshape()
 
     def construct(self, positions, t):
-        sample_keys = self.mix(self.xor(positions, self.seed))
-        keys = self.mix(self.xor(self.reshape(sample_keys, (-1, 1)), self.token_keys[:, :t]))
+        sample_keys = self.mix_samples(self.xor_seed(positions, self.seed))
+        keys = self.mix_tokens(self.xor_token(self.reshape(sample_keys, (-1, 1)), self.token_keys[:, :t]))
         return self.reshape(keys, (-1, 1))
+
+    def shard(self, mesh: Mesh) -> None:
+        """Samples over dp."""
+        self.xor_seed.shard(((mesh.dp,), ()))
+        self.mix_samples.shard((mesh.dp,))
+        self.xor_token.shard(((mesh.dp, 1), (1, 1)))
+        self.mix_tokens.shard((mesh.dp, 1))
+
+
+class Fold(nn.Cell):
+    """x ^ (x >>> 15) on int32 of any shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.xor, self.shift, self.mask = ops.BitwiseXor(), ops.RightShift(), ops.BitwiseAnd()
+        self.by, self.low = Tensor(15, ms.int32), Tensor(0x1FFFF, ms.int32)  # the mask makes the shift a logical one
+
+    def construct(self, x):
+        return self.xor(x, self.mask(self.shift(x, self.by), self.low))
+
+    def shard(self, parts: tuple[int, ...]) -> None:
+        """Cut x into `parts`."""
+        self.xor.shard((parts, parts))
+        self.mask.shard((parts, ()))
+        self.shift.shard((parts, ()))
 
 
 class Mix(nn.Cell):
@@ -134,13 +210,14 @@ class Mix(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.xor, self.shift, self.mul, self.mask = ops.BitwiseXor(), ops.RightShift(), ops.Mul(), ops.BitwiseAnd()
-        self.by, self.low = Tensor(15, ms.int32), Tensor(0x1FFFF, ms.int32)  # the mask makes the shift a logical one
+        self.mul1, self.fold1, self.mul2, self.fold2 = ops.Mul(), Fold(), ops.Mul(), Fold()
         self.factors = Tensor(0x2C1B3C6D, ms.int32), Tensor(0x297A2D39, ms.int32)
 
-    def fold(self, x):
-        return self.xor(x, self.mask(self.shift(x, self.by), self.low))
-
     def construct(self, x):
-        x = self.fold(self.mul(x, self.factors[0]))
-        return self.fold(self.mul(x, self.factors[1]))
+        return self.fold2(self.mul2(self.fold1(self.mul1(x, self.factors[0])), self.factors[1]))
+
+    def shard(self, parts: tuple[int, ...]) -> None:
+        """Cut x into `parts`."""
+        for mul, fold in ((self.mul1, self.fold1), (self.mul2, self.fold2)):
+            mul.shard((parts, ()))
+            fold.shard(parts)

@@ -2,9 +2,12 @@
 import os
 
 import mindspore as ms
-from mindspore import communication
+from mindspore import communication, nn
+from mindspore.parallel.auto_parallel import AutoParallel
 
+from parallel.config import ParallelConfig
 from parallel.errors import UserError
+from parallel.mesh import Mesh
 
 
 def is_distributed() -> bool:
@@ -27,3 +30,22 @@ def start() -> tuple[int, int]:
     rank, size = communication.get_rank(), communication.get_group_size()
     ms.set_auto_parallel_context(parallel_mode="data_parallel", device_num=size, global_rank=rank)
     return rank, size
+
+
+def auto_parallel(cell: nn.Cell, mesh: Mesh, config: ParallelConfig, dataset_strategy: tuple) -> AutoParallel:
+    """The cell under MindSpore's semi-automatic parallelism: its compiler cuts it as the primitives' strategies say.
+
+    Args:
+        dataset_strategy: into how many parts each axis of each input is cut. Explicit, since "data_parallel" would cut over all
+            ranks of a stage and gather again over tp.
+    """
+    parallel = AutoParallel(cell, parallel_mode="semi_auto")
+    parallel.dataset_strategy(dataset_strategy)
+    if mesh.pp > 1:
+        parallel.pipeline(stages=mesh.pp, interleave=config.virtual_stages > 1)
+    if config.optimizer_sharding:
+        parallel.hsdp(threshold=config.optimizer_sharding_threshold_kb)
+    if config.fusion_mb:
+        size = {"mode": "size", "config": config.fusion_mb}
+        parallel.comm_fusion({"allreduce": size, "allgather": size, "reducescatter": size})
+    return parallel

@@ -1,5 +1,4 @@
 """Sums over the data-parallel ranks."""
-import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, nn, ops
 from mindspore.ops import functional as F
@@ -18,23 +17,8 @@ def _part_of(total, start, end, like):
     return F.reshape(total[start:end], like.shape)
 
 
-class Sum(nn.Cell):
-    """construct: (loss, count, gradients) of this rank -> the same, added up over all ranks.
-
-    MindSpore's reducer marks the gradients' AllReduce for fusion, which its compiler does on Ascend.
-    """
-
-    def __init__(self, weights: ParameterTuple, dp: int):
-        super().__init__(auto_prefix=False)
-        self.all_reduce = ops.AllReduce()
-        self.reducer = nn.DistributedGradReducer(weights, mean=False, degree=dp)
-
-    def construct(self, loss, count, gradients):
-        return self.all_reduce(loss), self.all_reduce(count), self.reducer(gradients)
-
-
 class FusedSum(nn.Cell):
-    """The same by one AllReduce of everything.
+    """construct: (sums [2], gradients) of this rank -> the same, added up over all ranks by one AllReduce of everything.
 
     For CPU, where MindSpore's communication fusion has no effect and each AllReduce costs about a millisecond whatever its size.
     """
@@ -45,12 +29,6 @@ class FusedSum(nn.Cell):
         self.starts = (0, *self.ends[:-1])
         self.all_reduce, self.concat, self.map = ops.AllReduce(), ops.Concat(), ops.HyperMap()
 
-    def construct(self, loss, count, gradients):
-        total = self.all_reduce(self.concat(self.map(_flatten, gradients) + self.map(_flatten, (loss, count))))
-        sums = self.map(F.partial(_part, total), self.starts, self.ends, gradients)
-        return total[self.ends[-1]], total[self.ends[-1] + 1], sums
-
-
-def sum_over_ranks(weights: ParameterTuple, dp: int) -> nn.Cell:
-    """The form for this device."""
-    return FusedSum(weights) if ms.get_context("device_target") == "CPU" else Sum(weights, dp)
+    def construct(self, sums, gradients):
+        total = self.all_reduce(self.concat((*self.map(_flatten, gradients), sums)))
+        return total[self.ends[-1]:], self.map(F.partial(_part, total), self.starts, self.ends, gradients)

@@ -1,0 +1,123 @@
+"""The best plans for a number of devices, and why."""
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from parallel.config import TopologyConfig
+from parallel.cost.balance import stage_layers
+from parallel.cost.estimate import Estimate, estimate
+from parallel.cost.memory import budget, memory
+from parallel.cost.sizes import Plan, Sizes
+from parallel.errors import UserError
+from parallel.mesh import Mesh
+
+TIE = 0.01  # plans whose rates differ by less count as equally fast: the model is not better than that
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that fits, its estimates, and (on the first of the list) why it is the first."""
+
+    plan: Plan
+    memory_bytes: float  # of the fullest stage
+    estimate: Estimate
+    why: tuple[str, ...] = ()
+
+
+def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig, activation_bytes: int = 4,
+           weight_bytes: int = 4) -> list[Candidate]:
+    """All plans that fit the memory, the fastest first; among equally fast ones data parallel before tensor before pipeline.
+
+    Searched: dp x tp x pp = devices with tp inside a node, every micro-batch size that divides, recompute, sequence parallelism,
+    optimizer sharding; at least as many micro-batches as stages. Raises UserError where nothing is possible, or nothing fits.
+    """
+    base = Plan(Mesh(1), 1, 1, (sizes.layers,), activation_bytes=activation_bytes, weight_bytes=weight_bytes)
+    plans = list(_plans(base, sizes, devices, global_batch_size, topology))
+    if not plans:
+        raise UserError(f"no plan for {devices} devices: dp * tp * pp must equal them, dp must divide train.global_batch_size="
+                        f"{global_batch_size} and leave a rank at least pp samples, tp must divide model.num_heads={sizes.heads} "
+                        f"and the {topology.ranks_per_node} ranks of a node, pp be at most model.num_layers={sizes.layers}")
+    need = {plan: max(stage.total for stage in memory(sizes, plan)) for plan in plans}
+    limit = budget(topology)
+    fitting = [Candidate(p, need[p], estimate(sizes, p, topology)) for p in plans if need[p] <= limit]
+    if not fitting:
+        least = min(need, key=need.get)
+        raise UserError(f"no plan fits: {devices} devices have {_gb(limit)} each to use, the least that any plan needs is "
+                        f"{_gb(need[least])} ({least}): take more devices or a smaller model, data.seq_length or precision")
+    best, *rest = rank(fitting)
+    return [replace(best, why=tuple(_why(best, fitting, need, limit))), *rest]
+
+
+def rank(candidates: list[Candidate]) -> list[Candidate]:
+    """By tokens/s; those within TIE of the fastest of their group by simplicity."""
+    left, ranked = sorted(candidates, key=lambda c: -c.estimate.tokens_per_second), []
+    while left:
+        floor = left[0].estimate.tokens_per_second * (1 - TIE)
+        equal = [c for c in left if c.estimate.tokens_per_second >= floor]
+        ranked += sorted(equal, key=_simplicity)
+        left = left[len(equal):]
+    return ranked
+
+
+def _simplicity(c: Candidate) -> tuple:
+    plan = c.plan
+    return (plan.mesh.pp, plan.mesh.tp, RECOMPUTE.index(plan.recompute), plan.optimizer_sharding, plan.mesh.sequence_parallel,
+            -c.estimate.tokens_per_second)
+
+
+def _plans(base: Plan, sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig) -> Iterator[Plan]:
+    """Every plan that the rules allow."""
+    cut = math.gcd(sizes.heads, sizes.vocab, sizes.ffn, topology.ranks_per_node, devices)
+    for tp in _divisors(cut):
+        for pp in _divisors(devices // tp):
+            dp = devices // tp // pp
+            share = global_batch_size // dp
+            if pp > sizes.layers or global_batch_size % dp or share < pp:
+                continue
+            layers = stage_layers(sizes, pp)
+            for micro in (m for m in _divisors(share) if share // m >= pp):
+                for recompute in RECOMPUTE:
+                    for sequence in (False, True)[:1 + (tp > 1 and micro * sizes.seq % tp == 0)]:
+                        for sharding in (False, True)[:1 + (dp > 1)]:
+                            yield replace(base, mesh=Mesh(dp, tp, pp, 0, sequence), micro_batch_size=micro, recompute=recompute,
+                                          num_micro_batches=share // micro, stage_layers=layers, optimizer_sharding=sharding)
+
+
+def _why(best: Candidate, fitting: list[Candidate], need: dict[Plan, float], limit: float) -> Iterator[str]:
+    """Against its nearest rivals: without tensor parallelism, without pipeline, a larger micro-batch, without recompute."""
+    plan = best.plan
+
+    def against(name: str, alike: Callable[[Plan], bool]) -> str:
+        rivals = [c for c in fitting if alike(c.plan)]
+        if rivals:
+            rival = rank(rivals)[0]
+            gain = best.estimate.tokens_per_second / rival.estimate.tokens_per_second - 1
+            how = f"{gain:.0%} slower" if gain > TIE else "as fast, but less simple"
+            return f"{name}: {how} ({rival.plan}; {_gb(rival.memory_bytes)})"
+        least = min((p for p in need if alike(p)), key=need.get, default=None)
+        if least is None:
+            return f"{name}: no such plan for this batch and these devices"
+        return f"{name}: does not fit, at least {_gb(need[least])} of {_gb(limit)} ({least})"
+
+    if plan.mesh.tp > 1:
+        yield against("without tensor parallelism", lambda p: p.mesh.tp == 1)
+    if plan.mesh.pp > 1:
+        yield against("without pipeline", lambda p: p.mesh.pp == 1)
+    if plan.recompute != "none":
+        yield against("without recompute", lambda p: p.recompute == "none")
+    larger = min((p.micro_batch_size for p in need if replace(p, micro_batch_size=0, num_micro_batches=0)
+                  == replace(plan, micro_batch_size=0, num_micro_batches=0) and p.micro_batch_size > plan.micro_batch_size),
+                 default=None)
+    if larger:
+        count = plan.micro_batch_size * plan.num_micro_batches // larger
+        bigger = replace(plan, micro_batch_size=larger, num_micro_batches=count)
+        yield against(f"micro-batch {larger}", lambda p: p == bigger)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

@@ -1,0 +1,114 @@
+"""Every collective of one training step, as one rank sees it."""
+import math
+from dataclasses import dataclass, replace
+
+from parallel.cost.parameters import stage_kinds
+from parallel.cost.sizes import Plan, Sizes
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """`count` equal transfers in one step.
+
+    kind: AllReduce, AllGather, ReduceScatter, Send or Receive. group: the ranks that take part: tp, dp, "dp x tp" (all ranks of a
+    stage), pp (one rank of another stage) or all. bytes: the whole tensor of one transfer: what AllReduce and Send are given,
+    what AllGather gives, what ReduceScatter is given.
+    """
+
+    kind: str
+    group: str
+    count: int
+    bytes: int
+    what: str
+
+    @property
+    def total(self) -> int:
+        """Bytes of all transfers."""
+        return self.count * self.bytes
+
+
+def group_size(plan: Plan, group: str) -> int:
+    """Ranks of a group."""
+    mesh = plan.mesh
+    return {"tp": mesh.tp, "dp": mesh.dp, "dp x tp": mesh.dp * mesh.tp, "pp": 2, "all": mesh.world_size}[group]
+
+
+def communication(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
+    """The collectives of one step of any rank of a stage."""
+    micro = plan.num_micro_batches
+    within = [replace(t, count=t.count * micro)
+              for t in [*_blocks(sizes, plan, stage), *_ends(sizes, plan, stage), *_boundaries(sizes, plan, stage)]]
+    step = [*_gradients(sizes, plan, stage), *_tied(sizes, plan, stage),
+            Traffic("AllReduce", "all", 1, 8, "square sum of the gradients, number of tokens")]
+    return [t for t in (*within, *step) if t.count and group_size(plan, t.group) > 1]
+
+
+def _stream_bytes(sizes: Sizes, plan: Plan) -> int:
+    """The residual stream of one micro-batch, all of its rows."""
+    return plan.rows(sizes) * sizes.hidden * plan.activation_bytes
+
+
+def _blocks(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
+    """Of one micro-batch: a sum behind each row-parallel product, and in the backward pass before each column-parallel one.
+
+    Query, key and value share their input: their three gradients are added up before the sum over ranks. Sequence parallelism
+    makes of each sum a ReduceScatter behind and an AllGather before (arXiv:2205.05198, section 4.2.2), and gathers the
+    column-parallel input once more for the weights' gradients. Full recomputing repeats the forward pass.
+    """
+    blocks, stream = plan.blocks(stage), _stream_bytes(sizes, plan)
+    again = sum(plan.recompute_of(i) == "full" for i in blocks)
+    forward, backward = 2 * (len(blocks) + again), 2 * len(blocks)
+    if not plan.mesh.sequence_parallel:
+        return [Traffic("AllReduce", "tp", forward, stream, "outputs of attention and MLP"),
+                Traffic("AllReduce", "tp", backward, stream, "gradients of their inputs")]
+    return [Traffic("AllGather", "tp", forward, stream, "inputs of attention and MLP"),
+            Traffic("ReduceScatter", "tp", forward, stream, "outputs of attention and MLP"),
+            Traffic("AllGather", "tp", backward, stream, "gradients of their outputs"),
+            Traffic("ReduceScatter", "tp", backward, stream, "gradients of their inputs")]
+
+
+def _ends(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
+    """Of one micro-batch: embedding, head and loss, the vocabulary being split over tp."""
+    stream, row = _stream_bytes(sizes, plan), plan.rows(sizes) * 4
+    traffic = []
+    if stage == 0:
+        traffic += [Traffic("AllReduce", "tp", 1, stream, "embeddings of the tokens")]
+    if stage == plan.mesh.pp - 1:
+        traffic += [Traffic("AllReduce", "tp", 1, stream, "gradient of the head's input"),
+                    Traffic("AllReduce", "tp", 3, row, "largest logit, sum of exponentials, label's logit")]
+    return traffic
+
+
+def _boundaries(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
+    """Of one micro-batch: at each boundary between parts the stream goes forward and its gradient back."""
+    parts, held = len(plan.stage_layers), range(stage, len(plan.stage_layers), plan.mesh.pp)
+    before, after = sum(part > 0 for part in held), sum(part < parts - 1 for part in held)
+    stream = plan.stream_rows(sizes) * sizes.hidden * plan.activation_bytes
+    return [Traffic("Receive", "pp", before, stream, "activations"), Traffic("Send", "pp", after, stream, "activations"),
+            Traffic("Receive", "pp", after, stream, "gradients"), Traffic("Send", "pp", before, stream, "gradients")]
+
+
+def _gradients(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
+    """One transfer for each parameter, before fusion: over dp where tp cuts the parameter, else over all ranks of the stage."""
+    traffic = []
+    for p, count in stage_kinds(sizes, plan, stage):
+        if p.name == "embedding.token" and stage > 0:
+            continue  # its gradient goes to the first stage
+        size = math.prod(p.tp_shape(plan)) * plan.weight_bytes
+        if p.sharded(plan):
+            traffic += [Traffic("ReduceScatter", "dp", count, size, f"gradient of {p.name}"),
+                        Traffic("AllGather", "dp", count, size, p.name)]
+        else:
+            group = "dp x tp" if p.tp_axis is None else "dp"
+            traffic.append(Traffic("AllReduce", group, count, size, f"gradient of {p.name}"))
+    return traffic
+
+
+def _tied(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
+    """The token table goes from the first stage to the last, its gradient there goes back."""
+    last = plan.mesh.pp - 1
+    if last == 0 or stage not in (0, last):
+        return []
+    size = sizes.vocab // plan.mesh.tp * sizes.hidden * plan.weight_bytes
+    kinds = ("Send", "Receive") if stage == 0 else ("Receive", "Send")
+    return [Traffic(kinds[0], "pp", 1, size, "token table"), Traffic(kinds[1], "pp", 1, size, "gradient of the token table")]

@@ -1,0 +1,140 @@
+"""Time of one training step: an estimate, from peak FLOP/s, bandwidths and latencies. It ranks plans; it promises nothing.
+
+What overlaps with what:
+- Collectives over tp stand between products that need their results: nothing hides them.
+- Gradients over dp hide behind the backward pass of the last micro-batch, weights gathered by optimizer sharding behind the
+  forward pass of the first; what is longer than these shows.
+- Sends between stages hide behind other micro-batches, except while the pipeline fills and drains.
+- A stage waits for the slowest one. Optimizer, data and host are not counted.
+"""
+import math
+from dataclasses import dataclass
+
+from parallel.config import TopologyConfig
+from parallel.cost.communication import Traffic, communication, group_size
+from parallel.cost.flops import model_flops, stage_flops
+from parallel.cost.sizes import Plan, Sizes
+
+FLOAT32_SHARE = 0.25  # of the 16-bit peak, in matrix products of float32
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One step's expected time and its parts, which add up to it; seconds."""
+
+    step_seconds: float
+    computation: float  # of the slowest stage
+    communication: float  # what nothing hides
+    waiting: float  # the pipeline's bubble: filling, draining
+    tokens_per_second: float  # of all ranks together
+    mfu: float  # model FLOPs / (16-bit peak of all devices), 0 to 1
+    transfers: dict[str, float]  # seconds of a rank's transfers by group, hidden or not, on the stage that has most
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Computation : communication not hidden : waiting, of 10. To be held against 7 : 2 : 1 or better."""
+        return tuple(10 * t / self.step_seconds for t in (self.computation, self.communication, self.waiting))
+
+    def __str__(self) -> str:
+        ratio = " : ".join(f"{s:.1f}" for s in self.shares)
+        return (f"estimate: {self.step_seconds:.3g} s a step, {self.tokens_per_second:,.0f} tokens/s, MFU {self.mfu:.0%}, "
+                f"computation : communication : waiting {ratio} (7 : 2 : 1 or better is good)")
+
+
+def ranks_in_node(plan: Plan, group: str, topology: TopologyConfig) -> int:
+    """Ranks of a group that share a node: tp is innermost, then dp, pp outermost, and nodes are filled in order.
+
+    Where a group does not cut into equal parts by node, 1: as if each of its ranks had a node to itself.
+    """
+    mesh, per_node, size = plan.mesh, topology.ranks_per_node, group_size(plan, group)
+    if mesh.world_size <= per_node:
+        return size
+    stride = {"tp": 1, "dp": mesh.tp, "dp x tp": 1, "pp": mesh.dp * mesh.tp, "all": 1}[group]
+    inside = min(size, max(1, per_node // stride))
+    return inside if size % inside == 0 and group != "pp" else 1
+
+
+def transfer_seconds(traffic: Traffic, plan: Plan, topology: TopologyConfig) -> float:
+    """All transfers of one kind: rings inside each node, then rings of one rank from each, all at once, with a part each.
+
+    A ring of n takes for AllReduce 2 (n-1) steps of bytes / n, for AllGather and ReduceScatter n-1 of them. Receive counts nothing:
+    its time is the Send's.
+    """
+    size, inside = group_size(plan, traffic.group), ranks_in_node(plan, traffic.group, topology)
+    near = topology.node_latency_us * 1e-6, topology.node_bandwidth_gbs * 1e9
+    far = topology.network_latency_us * 1e-6, topology.network_bandwidth_gbs * 1e9
+    if traffic.kind in ("Send", "Receive"):
+        latency, bandwidth = near if inside == size else far
+        return traffic.count * (latency + traffic.bytes / bandwidth) * (traffic.kind == "Send")
+
+    def ring(n, size, latency, bandwidth):
+        return (n - 1) * (latency + size / n / bandwidth) * (2 if traffic.kind == "AllReduce" else 1)
+
+    return traffic.count * (ring(inside, traffic.bytes, *near) + ring(size // inside, traffic.bytes / inside, *far))
+
+
+def fused(traffic: list[Traffic], plan: Plan) -> list[Traffic]:
+    """Gradients and gathered weights in parcels of fusion_mb; the rest as it is."""
+    parcels: dict[tuple, int] = {}
+    for t in traffic:
+        if t.group in ("dp", "dp x tp"):
+            parcels[t.kind, t.group] = parcels.get((t.kind, t.group), 0) + t.total
+    counts = {key: math.ceil(total / (plan.fusion_mb * 2**20)) for key, total in parcels.items()}
+    return [t for t in traffic if (t.kind, t.group) not in parcels] \
+        + [Traffic(*key, counts[key], total // counts[key], "fused") for key, total in parcels.items()]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Seconds of one stage: of a micro-batch (forward, backward, tp), and of the step's own transfers that show."""
+
+    forward: float
+    backward: float
+    tp: float
+    shown: float
+    transfers: dict[str, float]
+
+    @property
+    def micro_batch(self) -> float:
+        return self.forward + self.backward + self.tp
+
+
+def _stage(sizes: Sizes, plan: Plan, topology: TopologyConfig, stage: int) -> _Stage:
+    speed = topology.device_tflops * 1e12 * topology.compute_efficiency
+    if plan.activation_bytes == 4:
+        speed *= FLOAT32_SHARE
+    forward, backward = (flops / speed for flops in stage_flops(sizes, plan, stage))
+    traffic = communication(sizes, plan, stage)
+    if plan.fusion_mb:
+        traffic = fused(traffic, plan)
+    seconds = [transfer_seconds(t, plan, topology) for t in traffic]
+
+    def total(*groups, kind=None):
+        return sum(s for t, s in zip(traffic, seconds, strict=True) if t.group in groups and kind in (None, t.kind))
+
+    gathered = total("dp", kind="AllGather")
+    reduced = total("dp", "dp x tp") - gathered
+    table = sum(s for t, s in zip(traffic, seconds, strict=True) if "token table" in t.what)
+    shown = max(0.0, reduced - backward) + max(0.0, gathered - forward) + total("all") + table
+    transfers = {group: total(group) for group in ("tp", "dp", "dp x tp", "pp", "all")}
+    return _Stage(forward, backward, transfers["tp"] / plan.num_micro_batches, shown, transfers)
+
+
+def estimate(sizes: Sizes, plan: Plan, topology: TopologyConfig) -> Estimate:
+    """The expected step. 1F1B: micro-batches * slowest stage + the other stages once, this divided by virtual_stages.
+
+    With equal stages that is the bubble (pp - 1) / (v * micro-batches) of Narayanan et al., arXiv:2104.04473.
+    """
+    stages = [_stage(sizes, plan, topology, s) for s in range(plan.mesh.pp)]
+    slowest = max(stages, key=lambda s: s.micro_batch)
+    m = plan.num_micro_batches
+    waiting = (sum(s.micro_batch for s in stages) - slowest.micro_batch) / plan.virtual_stages
+    stream = plan.stream_rows(sizes) * sizes.hidden * plan.activation_bytes
+    hops = Traffic("Send", "pp", 2 * (len(plan.stage_layers) - 1), stream, "filling and draining")
+    computation = m * (slowest.forward + slowest.backward)
+    exposed = m * slowest.tp + max(s.shown for s in stages) + transfer_seconds(hops, plan, topology)
+    step = computation + exposed + waiting
+    tokens = plan.mesh.dp * m * plan.rows(sizes)
+    peak = topology.device_tflops * 1e12 * plan.mesh.world_size
+    transfers = {group: max(s.transfers[group] for s in stages) for group in stages[0].transfers}
+    return Estimate(step, computation, exposed, waiting, tokens / step, tokens * model_flops(sizes) / step / peak, transfers)

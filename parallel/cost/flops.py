@@ -1,0 +1,34 @@
+"""Floating-point operations of matrix products; a multiply-add is two. All the rest is taken into the efficiency."""
+from parallel.cost.sizes import Plan, Sizes
+
+
+def block_flops(sizes: Sizes) -> int:
+    """Forward pass of one block, per token: 8 h^2 for query, key, value, output; 4 h f for the MLP; 4 s h for attention.
+
+    The kernels compute the whole square of scores, not the causal half. As Narayanan et al., arXiv:2104.04473, appendix.
+    """
+    return 8 * sizes.hidden**2 + 4 * sizes.hidden * sizes.ffn + 4 * sizes.seq * sizes.hidden
+
+
+def head_flops(sizes: Sizes) -> int:
+    """Forward pass of the head, per token."""
+    return 2 * sizes.hidden * sizes.vocab
+
+
+def model_flops(sizes: Sizes) -> int:
+    """Forward and backward (twice the forward) of the whole model, per token, without recomputing: what MFU counts."""
+    return 3 * (sizes.layers * block_flops(sizes) + head_flops(sizes))
+
+
+def recompute_flops(sizes: Sizes, recompute: str) -> int:
+    """What the backward pass of one block computes again, per token: everything, or the product of queries and keys."""
+    return {"none": 0, "selective": 2 * sizes.seq * sizes.hidden, "full": block_flops(sizes)}[recompute]
+
+
+def stage_flops(sizes: Sizes, plan: Plan, stage: int) -> tuple[int, int]:
+    """(forward, backward with recomputing) of one micro-batch on one rank of a stage."""
+    blocks, last = plan.blocks(stage), stage == plan.mesh.pp - 1
+    forward = len(blocks) * block_flops(sizes) + head_flops(sizes) * last
+    again = sum(recompute_flops(sizes, plan.recompute_of(i)) for i in blocks)
+    rows = plan.rows(sizes)
+    return rows * forward // plan.mesh.tp, rows * (2 * forward + again) // plan.mesh.tp

@@ -1,0 +1,112 @@
+"""Memory of one rank of each stage, in bytes.
+
+Activations follow Korthikanti et al., arXiv:2205.05198, section 4, worked out anew for the cells in `model/`: what their backward
+passes read. A row's mean and variance, token ids and other tensors without the factor `hidden` are left out.
+"""
+import math
+from dataclasses import dataclass
+
+from parallel.config import TopologyConfig
+from parallel.cost.parameters import stage_kinds
+from parallel.cost.sizes import Plan, Sizes
+
+RESERVE = 0.1  # share of the device for the runtime, communication buffers and fragmentation
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What one rank of a stage holds at its peak; bytes."""
+
+    weights: float  # with optimizer sharding the rank's part, and the gathered whole, which lives from forward to backward
+    gradients: float
+    moments: float  # of AdamW, float32, and the float32 master copy where weights have fewer bytes
+    activations: float  # of all micro-batches that are alive
+    logits: float  # of the loss, on the last stage
+    working: float  # the backward pass of one block: its gradients, and what it computes again
+
+    @property
+    def total(self) -> float:
+        """Sum of the terms."""
+        return self.weights + self.gradients + self.moments + self.activations + self.logits + self.working
+
+
+def budget(topology: TopologyConfig) -> float:
+    """Bytes of a device that a plan may use: its memory less the reserve."""
+    return topology.device_memory_gb * 1e9 * (1 - RESERVE)
+
+
+def block_activations(sizes: Sizes, plan: Plan, recompute: str) -> float:
+    """Bytes that one block keeps of one micro-batch.
+
+    Two inputs of LayerNorm, as wide as the residual stream; the two outputs, which the column-parallel products read whole, with
+    sequence parallelism too; query, key, value and the attention's result, MLP before and after GELU (tp parts); the
+    probabilities (heads in tp parts). Dropout keeps its mask in the activations' format: two of the stream's shape, one of the
+    probabilities', and the probabilities after it. Full recomputing keeps the block's input alone.
+    """
+    stream = plan.stream_rows(sizes) * sizes.hidden
+    if recompute == "full":
+        return stream * plan.activation_bytes
+    rows = plan.rows(sizes)
+    kept = 2 * stream + 2 * rows * sizes.hidden + rows * (4 * sizes.hidden + 2 * sizes.ffn) / plan.mesh.tp
+    kept += 2 * stream * sizes.dropout
+    if recompute == "none":
+        kept += _scores(sizes, plan) * (3 if sizes.dropout else 1)
+    return kept * plan.activation_bytes
+
+
+def alive_micro_batches(plan: Plan, stage: int) -> float:
+    """Micro-batches whose activations a stage keeps at its peak.
+
+    1F1B: min(pp - stage, micro-batches). Interleaved: the stage runs 2 (pp - stage - 1) + (v - 1) pp parts ahead of its first
+    backward pass and holds one more (Narayanan et al., arXiv:2104.04473), each a v-th of the stage.
+    """
+    pp, v = plan.mesh.pp, plan.virtual_stages
+    ahead = pp - stage if v == 1 else 2 * (pp - stage - 1) + (v - 1) * pp + 1
+    return min(ahead, plan.num_micro_batches * v) / v
+
+
+def stage_memory(sizes: Sizes, plan: Plan, stage: int) -> StageMemory:
+    """The peak of one rank of a stage.
+
+    Without a pipeline the sum of the gradients stands beside those of the micro-batch that is added to it; a pipeline adds each
+    gradient to its accumulator as it comes. MindSpore's optimizer sharding (hsdp level 1) splits weights and moments, not
+    gradients.
+    """
+    blocks, last = plan.blocks(stage), stage == plan.mesh.pp - 1
+    computed, kept, gathered = _elements(sizes, plan, stage)
+    sums = 2 if plan.mesh.pp == 1 and plan.num_micro_batches > 1 else 1
+    stream, rows = plan.stream_rows(sizes) * sizes.hidden, plan.rows(sizes)
+    per_micro_batch = sum(block_activations(sizes, plan, plan.recompute_of(i)) for i in blocks)
+    if last:  # the last LayerNorm's input, and its output, which the head reads
+        per_micro_batch += (stream + rows * sizes.hidden) * plan.activation_bytes
+    if stage == 0 and sizes.dropout:
+        per_micro_batch += stream * plan.activation_bytes
+    again = max(block_activations(sizes, plan, "none") - block_activations(sizes, plan, plan.recompute_of(i)) for i in blocks)
+    wide = 2 * max(rows * sizes.ffn / plan.mesh.tp, _scores(sizes, plan)) + stream
+    return StageMemory(
+        weights=(kept + gathered) * plan.weight_bytes,
+        gradients=computed * plan.weight_bytes * sums,
+        moments=kept * (8 if plan.weight_bytes == 4 else 12),
+        activations=per_micro_batch * alive_micro_batches(plan, stage),
+        # Logits, their exponentials, and the gradients of both, in float32.
+        logits=4 * 4 * rows * sizes.vocab / plan.mesh.tp if last else 0,
+        working=again + wide * plan.activation_bytes)
+
+
+def memory(sizes: Sizes, plan: Plan) -> list[StageMemory]:
+    """The peak of one rank of each stage."""
+    return [stage_memory(sizes, plan, stage) for stage in range(plan.mesh.pp)]
+
+
+def _scores(sizes: Sizes, plan: Plan) -> float:
+    return plan.micro_batch_size * sizes.heads * sizes.seq**2 / plan.mesh.tp
+
+
+def _elements(sizes: Sizes, plan: Plan, stage: int) -> tuple[int, int, int]:
+    """Elements that one rank of a stage computes with, keeps, and gathers from the others where they are sharded."""
+    computed = kept = gathered = 0
+    for p, count in stage_kinds(sizes, plan, stage):
+        whole = count * math.prod(p.tp_shape(plan))
+        computed, kept = computed + whole, kept + count * math.prod(p.local_shape(plan))
+        gathered += whole * p.sharded(plan)
+    return computed, kept, gathered

@@ -1,0 +1,80 @@
+"""The model's parameters: names, shapes, and how tensor parallelism and optimizer sharding cut them."""
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from parallel.cost.sizes import Plan, Sizes
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of the whole model; tp_axis is the axis that tensor parallelism cuts, None where each rank has it all."""
+
+    name: str
+    shape: tuple[int, ...]
+    tp_axis: int | None = None
+
+    def tp_shape(self, plan: Plan) -> tuple[int, ...]:
+        """What one tensor-parallel rank computes with."""
+        return tuple(n // plan.mesh.tp if axis == self.tp_axis else n for axis, n in enumerate(self.shape))
+
+    def sharded(self, plan: Plan) -> bool:
+        """Whether optimizer sharding cuts it (axis 0, over dp): the axis divides and the slice reaches the threshold."""
+        local = self.tp_shape(plan)
+        return (plan.optimizer_sharding and plan.mesh.dp > 1 and local[0] % plan.mesh.dp == 0
+                and math.prod(local) * plan.weight_bytes >= plan.threshold_kb * 1024)
+
+    def local_shape(self, plan: Plan) -> tuple[int, ...]:
+        """What one rank keeps, with its moments."""
+        first, *rest = self.tp_shape(plan)
+        return (first // plan.mesh.dp, *rest) if self.sharded(plan) else (first, *rest)
+
+
+def _linear(name: str, fan_out: int, fan_in: int, column: bool) -> list[Parameter]:
+    return [Parameter(f"{name}.weight", (fan_out, fan_in), 0 if column else 1),
+            Parameter(f"{name}.bias", (fan_out,), 0 if column else None)]
+
+
+def _norm(name: str, hidden: int) -> list[Parameter]:
+    return [Parameter(f"{name}.weight", (hidden,)), Parameter(f"{name}.bias", (hidden,))]
+
+
+def embedding(sizes: Sizes) -> list[Parameter]:
+    """Token table and positions, on the first stage. The head shares the table."""
+    return [Parameter("embedding.token", (sizes.vocab, sizes.hidden), 0),
+            Parameter("embedding.position", (sizes.positions, sizes.hidden))]
+
+
+@lru_cache
+def block(sizes: Sizes) -> tuple[Parameter, ...]:
+    """The 16 parameters of one block; * stands for its index."""
+    h, b = sizes.hidden, "blocks.*"
+    return (*_norm(f"{b}.norm1", h),
+            *(p for n in ("query", "key", "value") for p in _linear(f"{b}.attention.{n}", h, h, column=True)),
+            *_linear(f"{b}.attention.output", h, h, column=False), *_norm(f"{b}.norm2", h),
+            *_linear(f"{b}.mlp.up", sizes.ffn, h, column=True), *_linear(f"{b}.mlp.down", h, sizes.ffn, column=False))
+
+
+def final_norm(sizes: Sizes) -> list[Parameter]:
+    """The LayerNorm before the head, on the last stage."""
+    return _norm("norm", sizes.hidden)
+
+
+def stage_kinds(sizes: Sizes, plan: Plan, stage: int) -> list[tuple[Parameter, int]]:
+    """What a stage computes with, and how many there are of each. The tied token table is on the first and the last stage."""
+    last = stage == plan.mesh.pp - 1
+    ends = (embedding(sizes) if stage == 0 else []) + (final_norm(sizes) if last else []) \
+        + (embedding(sizes)[:1] if last and stage > 0 else [])
+    return [(p, 1) for p in ends] + [(p, plan.num_blocks(stage)) for p in block(sizes)]
+
+
+def stage_parameters(sizes: Sizes, plan: Plan, stage: int) -> list[Parameter]:
+    """The same one by one, under the names that they have in the model."""
+    return [replace(p, name=p.name.replace("*", str(i))) for p, _ in stage_kinds(sizes, plan, stage)
+            for i in (plan.blocks(stage) if "*" in p.name else [0])]
+
+
+def parameter_count(sizes: Sizes) -> int:
+    """Elements of the whole model, the tied table once: V h + P h + L (4 h^2 + 2 h f + 9 h + f) + 2 h."""
+    h, f = sizes.hidden, sizes.ffn
+    return (sizes.vocab + sizes.positions) * h + sizes.layers * (4 * h * h + 2 * h * f + 9 * h + f) + 2 * h

@@ -1,0 +1,63 @@
+"""What the closed forms are told: the model's sizes and the parallel plan."""
+from dataclasses import dataclass
+
+from parallel.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A GPT-2 style model and the length of its samples."""
+
+    hidden: int
+    layers: int
+    heads: int
+    ffn: int
+    vocab: int  # rows of the token table, padding included
+    seq: int  # tokens of a sample
+    positions: int  # learned positions, at least seq
+    dropout: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one step is laid out. The mesh's own rank plays no part: what differs between ranks is asked for by stage."""
+
+    mesh: Mesh
+    micro_batch_size: int  # samples of one data-parallel rank in one micro-batch
+    num_micro_batches: int
+    stage_layers: tuple[int, ...]  # blocks of each part, in order: pp * virtual_stages numbers
+    virtual_stages: int = 1
+    recompute: str = "none"  # none, selective or full
+    recompute_layers: frozenset[int] | None = None  # the blocks that recompute; None: all
+    optimizer_sharding: bool = False
+    threshold_kb: int = 64  # smaller parameters are not split over dp
+    fusion_mb: int = 32  # gradients and gathered weights travel in parcels of this size; 0: one by one
+    activation_bytes: int = 4  # of one element
+    weight_bytes: int = 4  # of one element of the weights and gradients; below 4 the optimizer keeps a float32 master as well
+
+    def blocks(self, stage: int) -> list[int]:
+        """The blocks that a stage holds: of parts stage, stage + pp, ..."""
+        starts = [sum(self.stage_layers[:part]) for part in range(len(self.stage_layers))]
+        return [starts[part] + i for part in range(stage, len(self.stage_layers), self.mesh.pp)
+                for i in range(self.stage_layers[part])]
+
+    def num_blocks(self, stage: int) -> int:
+        """How many."""
+        return sum(self.stage_layers[stage::self.mesh.pp])
+
+    def recompute_of(self, block: int) -> str:
+        """none, selective or full."""
+        return self.recompute if self.recompute_layers is None or block in self.recompute_layers else "none"
+
+    def rows(self, sizes: Sizes) -> int:
+        """Tokens of one micro-batch on one data-parallel rank."""
+        return self.micro_batch_size * sizes.seq
+
+    def stream_rows(self, sizes: Sizes) -> int:
+        """Rows of the residual stream that one rank holds: sequence parallelism splits them over tp."""
+        return self.rows(sizes) // (self.mesh.tp if self.mesh.sequence_parallel else 1)
+
+    def __str__(self) -> str:
+        extras = [f"recompute {self.recompute}"] * (self.recompute != "none") \
+            + ["sequence parallel"] * self.mesh.sequence_parallel + ["optimizer sharding"] * self.optimizer_sharding
+        return ", ".join([str(self.mesh), f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}", *extras])

@@ -1,0 +1,6 @@
+"""Compiling the graphs of any rank with MindSpore's own compiler for Ascend, on a machine that has no device (MS_SIMULATION_LEVEL=0).
+
+Lives here: the environment in which MindSpore's Ascend plugin loads (`cann`, and `stand_ins` where CANN is not installed),
+and the processes that compile many ranks in bounded memory (`pool`, `server`, `memory`).
+Does not live here: what is compiled. A job's entry function builds the network, compiles it and writes what it wants to keep.
+"""

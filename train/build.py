@@ -1,0 +1,52 @@
+"""From a config to the cells that are compiled: the training step and the evaluation step, for any mesh."""
+import mindspore as ms
+from mindspore import nn
+
+from data.tokenizer import PAD_ID
+from eval.step import EvalStep
+from model.gpt import GPT, GPTLoss
+from parallel.context import auto_parallel
+from parallel.mesh import Mesh
+from parallel.stages import block_stages
+from train.config import RunConfig
+from train.gradients import LocalGradients, ShardedGradients
+from train.step import TrainStep
+
+
+def is_sharded(mesh: Mesh) -> bool:
+    """Whether MindSpore's compiler cuts the network: on Ascend. CPU workers are data-parallel by our own AllReduce."""
+    return mesh.world_size > 1 and ms.get_context("device_target") == "Ascend"
+
+
+def build_gpt(config: RunConfig, mesh: Mesh) -> GPT:
+    """The model, with model.vocab_size resolved."""
+    return GPT(config.model, seed=config.run.seed, tp=mesh.tp)
+
+
+def build_train_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches: int) -> TrainStep:
+    """The step of this rank."""
+    network = GPTLoss(gpt, PAD_ID)
+    if is_sharded(mesh):
+        shard(network, config, mesh)
+        gradients = ShardedGradients(network, mesh, num_micro_batches, config.parallel)
+    else:
+        gradients = LocalGradients(network, mesh, num_micro_batches)
+    return TrainStep(gradients, config.train, config.precision.loss_scale, config.train.global_batch_size * config.data.seq_length)
+
+
+def shard(network: GPTLoss | EvalStep, config: RunConfig, mesh: Mesh) -> None:
+    """Say how the network is cut over dp and tp, and where its blocks stand in the pipeline."""
+    network.shard(mesh)
+    if mesh.pp > 1:
+        network.place(block_stages(config.parallel, mesh.pp, config.model.num_layers))
+
+
+def compiled(cell: nn.Cell, config: RunConfig, mesh: Mesh, inputs: int) -> nn.Cell:
+    """The cell as it is to be called: under MindSpore's semi-automatic parallelism where it is sharded.
+
+    Args:
+        inputs: 1: tokens; 2: tokens and positions.
+    """
+    if not is_sharded(mesh):
+        return cell
+    return auto_parallel(cell, mesh, config.parallel, ((mesh.dp, 1), (mesh.dp,))[:inputs])

@@ -1,0 +1,144 @@
+"""Loss, gradients and their norm for one step: two forms, one result.
+
+`LocalGradients` runs on one card, and data-parallel on CPU workers, where MindSpore has no compiler for sharding: each rank computes
+its samples, and one AllReduce adds up. `ShardedGradients` is for Ascend under any mesh: MindSpore's semi-automatic parallelism cuts
+the network as its cells' `shard` says, and adds what communication the gradients need.
+"""
+import mindspore as ms
+from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import lazy_inline
+from mindspore.ops import functional as F
+from mindspore.parallel.nn import GradAccumulation, Pipeline
+
+from model.layout import tp_axis
+from parallel.config import ParallelConfig
+from parallel.mesh import Mesh
+from train.reduction import FusedSum
+
+_add = ops.MultitypeFuncGraph("add")
+_half_square_sum = ops.MultitypeFuncGraph("half_square_sum")
+_share_of_squares = ops.MultitypeFuncGraph("share_of_squares")
+_clear = ops.MultitypeFuncGraph("clear")
+
+
+@_add.register("Tensor", "Tensor")
+def _add_two(x, y):
+    return x + y
+
+
+@_half_square_sum.register("Function", "Tensor")
+def _half_square_sum_of_one(l2_loss, x):
+    return l2_loss(x)
+
+
+@_share_of_squares.register("Function", "Number", "Tensor")
+def _share_of_squares_of_one(l2_loss, share, x):
+    return l2_loss(x) * share
+
+
+@_clear.register("Tensor", "Tensor")
+def _clear_one(accumulated, after):
+    accumulated = F.depend(accumulated, after)
+    return F.assign(accumulated, F.zeros_like(accumulated))
+
+
+class LocalGradients(nn.Cell):
+    """construct: tokens, positions of this rank, sens float32 [2] (what the network's outputs are scaled by) ->
+        loss sum, number of tokens, sum of the squared gradients, gradients: of the global batch.
+
+    Micro-batches follow one another, or all their activations would be alive at once.
+    """
+
+    def __init__(self, network: nn.Cell, mesh: Mesh, num_micro_batches: int):
+        super().__init__(auto_prefix=False)
+        self.network = network.set_grad()
+        self.weights = ParameterTuple(network.trainable_params())
+        self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
+        self.num_micro_batches, self.distributed = num_micro_batches, mesh.dp > 1
+        self.map, self.l2_loss = ops.HyperMap(), ops.L2Loss()
+        if self.distributed:
+            self.sum_over_ranks = FusedSum(self.weights)
+
+    def micro_batch(self, tokens, positions, index, sens):
+        """(loss sum and tokens, gradients) of one micro-batch."""
+        size = tokens.shape[0] // self.num_micro_batches
+        tokens, positions = tokens[index * size:(index + 1) * size], positions[index * size:(index + 1) * size]
+        return self.network(tokens, positions), self.grad(self.network, self.weights)(tokens, positions, sens)
+
+    def construct(self, tokens, positions, sens):
+        sums, grads = self.micro_batch(tokens, positions, 0, sens)
+        for i in range(1, self.num_micro_batches):
+            more_sums, more = self.micro_batch(F.depend(tokens, grads), positions, i, sens)
+            sums, grads = sums + more_sums, self.map(_add, grads, more)
+        if self.distributed:
+            sums, grads = self.sum_over_ranks(sums, grads)
+        squares = F.addn(self.map(F.partial(_half_square_sum, self.l2_loss), grads)) * 2.0
+        return sums[0], sums[1], squares, grads
+
+    def clear(self, done):
+        """Nothing is kept from step to step."""
+        return done
+
+
+class Shared(nn.Cell):
+    """The network as a graph of its own, which all micro-batches call: compiled once, however many there are."""
+
+    @lazy_inline(attrs=[])
+    def __init__(self, network: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, tokens, positions):
+        return self.network(tokens, positions)
+
+
+def in_micro_batches(network: nn.Cell, mesh: Mesh, num_micro_batches: int) -> nn.Cell:
+    """The network over a batch that is cut into micro-batches, whose loss sums are added up."""
+    if mesh.pp == num_micro_batches == 1:
+        return network
+    return (Pipeline if mesh.pp > 1 else GradAccumulation)(Shared(network), num_micro_batches)
+
+
+class ShardedGradients(nn.Cell):
+    """As LocalGradients, in the terms of a compiled graph: in the network tensors are global, outside of it they are a rank's own.
+
+    The norm counts each parameter once. A rank's slice of a gradient is held alike by a number of ranks, and its sum of squares is
+    divided by it before all ranks add up. The copy of the token table that the last pipeline stage is sent counts nothing: its
+    gradient has gone to the first stage.
+    """
+
+    def __init__(self, network: nn.Cell, mesh: Mesh, num_micro_batches: int, config: ParallelConfig):
+        super().__init__(auto_prefix=False)
+        self.network = in_micro_batches(network, mesh, num_micro_batches).set_grad()
+        self.weights = ParameterTuple(network.trainable_params())
+        self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
+        self.accumulates = num_micro_batches > 1 or mesh.pp > 1
+        # With optimizer sharding the gradients are cut over dp on their way out, and the accumulators are not.
+        self.takes_accumulators = self.accumulates and not config.optimizer_sharding
+        if self.accumulates:
+            self.accumulated = self.weights.clone(prefix="accu_grads", init="zeros")
+        self.shares = tuple(square_share(w.name, w.shape, mesh, config) for w in self.weights)
+        self.map, self.l2_loss, self.all_reduce, self.concat = ops.HyperMap(), ops.L2Loss(), ops.AllReduce(), ops.Concat()
+        self.copies_of_sums, self.round = 1.0 / (mesh.dp * mesh.tp), ops.Round()  # the ranks of the last stage hold them alike
+
+    def construct(self, tokens, positions, sens):
+        sums = self.network(tokens, positions)
+        grads = self.grad(self.network, self.weights)(tokens, positions, sens)
+        if self.takes_accumulators:
+            grads = F.depend(self.accumulated, grads)
+        squares = F.addn(self.map(F.partial(_share_of_squares, self.l2_loss), self.shares, grads)) * 2.0
+        totals = self.all_reduce(self.concat((F.reshape(squares, (1,)), sums * self.copies_of_sums)))
+        return totals[1], self.round(totals[2]), totals[0], grads
+
+    def clear(self, done):
+        """Zero the accumulators once `done`, which depends on the last use of the gradients, is there."""
+        if self.accumulates:
+            return F.depend(done, self.map(F.partial(_clear), self.accumulated, (done,) * len(self.accumulated)))
+        return done
+
+
+def square_share(name: str, shape: tuple[int, ...], mesh: Mesh, config: ParallelConfig) -> float:
+    """1 / the number of ranks that hold the same slice of this parameter's gradient; 0 for a copy that another stage owns."""
+    if name == "embedding.token" and mesh.stage > 0:
+        return 0.0
+    return 1.0 / (mesh.dp if tp_axis(name) is not None else mesh.dp * mesh.tp)
