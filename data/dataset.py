@@ -29,7 +29,8 @@ def train_dataset(manifest: Manifest, config: DataConfig, order: SampleOrder, st
         with_sample_id: also give the column `sample_id`, int64 [G / dp_size].
 
     Returns:
-        a dataset of `num_steps` elements with the column `tokens`: int32 [G / dp_size, seq_length + 1].
+        a dataset of `num_steps` elements with the columns `tokens`: int32 [G / dp_size, seq_length + 1], and `positions`: int32
+        [G / dp_size], each sample's position modulo 2^32, as int32 wraps around.
 
     Raises:
         UserError: the training set has fewer samples than one global batch.
@@ -46,11 +47,14 @@ def train_dataset(manifest: Manifest, config: DataConfig, order: SampleOrder, st
     rows = global_batch_size // dp_size
     offset = start_sample + dp_rank * rows
 
-    def sample_numbers(first_step: int, stop_step: int) -> np.ndarray:
+    def positions(first_step: int, stop_step: int) -> np.ndarray:
         steps = np.arange(first_step, stop_step, dtype=np.int64)
-        return order.at(offset + steps[:, None] * global_batch_size + np.arange(rows))
+        return offset + steps[:, None] * global_batch_size + np.arange(rows)
 
-    return _dataset(manifest, config, "train", sample_numbers, num_steps, with_sample_id)
+    def sample_numbers(first_step: int, stop_step: int) -> np.ndarray:
+        return order.at(positions(first_step, stop_step))
+
+    return _dataset(manifest, config, "train", sample_numbers, num_steps, with_sample_id, positions)
 
 
 def valid_dataset(manifest: Manifest, config: DataConfig, name: str, num_samples: int | None, batch_size: int,
@@ -85,28 +89,30 @@ def valid_dataset(manifest: Manifest, config: DataConfig, name: str, num_samples
 
 
 def _dataset(manifest: Manifest, config: DataConfig, name: str, sample_numbers, num_steps: int,
-             with_sample_id: bool) -> ds.Dataset:
+             with_sample_id: bool, positions=None) -> ds.Dataset:
     source_type = _MemorySource if config.cache == "memory" else _RecordSource
-    source = source_type(manifest, config, name, sample_numbers, num_steps, with_sample_id)
+    source = source_type(manifest, config, name, sample_numbers, num_steps, with_sample_id, positions)
     ds.config.set_prefetch_size(config.prefetch)  # MindSpore has no such setting for a single dataset
-    return ds.GeneratorDataset(source, ["tokens", "sample_id"] if with_sample_id else ["tokens"], shuffle=False,
-                               num_parallel_workers=1, python_multiprocessing=False)
+    columns = ["tokens", *["positions"] * (positions is not None), *["sample_id"] * with_sample_id]
+    return ds.GeneratorDataset(source, columns, shuffle=False, num_parallel_workers=1, python_multiprocessing=False)
 
 
 class _Source:
     """Iterates over batches; each iteration starts anew at the first step.
 
     `sample_numbers(first_step, stop_step)` gives int64 [steps, rows]: which sample each row of those steps holds, -1 for padding.
+    `positions`, of the same form, gives their places in the run, for a column of its own; None: no such column.
     """
 
-    def __init__(self, manifest: Manifest, config: DataConfig, name: str, sample_numbers, num_steps: int, with_sample_id: bool):
+    def __init__(self, manifest: Manifest, config: DataConfig, name: str, sample_numbers, num_steps: int, with_sample_id: bool,
+                 positions):
         self._entry = manifest.sets[name]
         self._files = self._entry.record_files(config.prepared_dir)
         self._row_length = config.seq_length + 1
         self._workers = config.workers()
         self._sample_numbers = sample_numbers
         self._num_steps = num_steps
-        self._with_sample_id = with_sample_id
+        self._with_sample_id, self._positions = with_sample_id, positions
         rows = sample_numbers(0, 1).size
         window = min(max(self._entry.samples // 16, MIN_WINDOW), MAX_WINDOW, self._entry.samples)  # MindRecord lists no more
         self._window_steps = max(1, min(window // rows, num_steps))
@@ -115,8 +121,10 @@ class _Source:
         return self._num_steps
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
-        for numbers, tokens in self._batches():
-            yield (tokens, numbers) if self._with_sample_id else (tokens,)
+        for step, (numbers, tokens) in enumerate(self._batches()):
+            # int64 to int32 wraps around.
+            positions = () if self._positions is None else (self._positions(step, step + 1)[0].astype(np.int32),)
+            yield (tokens, *positions, *[numbers] * self._with_sample_id)
 
     def _windows(self) -> Iterator[np.ndarray]:
         for step in range(0, self._num_steps, self._window_steps):

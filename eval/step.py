@@ -4,7 +4,7 @@ from contextlib import contextmanager
 import mindspore as ms
 from mindspore import nn, ops
 
-from model.gpt import GPT, Labels, head_loss
+from model.gpt import GPT, Labels, head_loss, put
 from parallel.mesh import Mesh
 
 
@@ -51,3 +51,8 @@ class EvalStep(nn.Cell):
             mul.shard(((mesh.dp,), (mesh.dp,)))
         for total in (self.sum_losses, self.sum_mask, self.sum_hits):
             total.shard(((mesh.dp, 1),))
+
+    def place(self, block_stages: list[tuple[int, int | None]]) -> None:
+        """As GPT.place; head and loss go with the last block."""
+        self.gpt.place(block_stages)
+        put(self.head_loss, *block_stages[-1])

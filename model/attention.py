@@ -1,4 +1,5 @@
 """Causal self-attention."""
+import functools
 import math
 
 import mindspore as ms
@@ -11,6 +12,7 @@ from model.layers import Dropout, Linear, on_cpu
 from parallel.mesh import Mesh
 
 
+@functools.cache
 def causal_mask(seq_length: int) -> Tensor:
     """Float32 [seq, seq]: 0 where position i may see position j <= i, -1e9 elsewhere."""
     return Tensor(np.triu(np.full((seq_length, seq_length), -1e9, np.float32), 1))

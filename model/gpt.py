@@ -3,7 +3,7 @@ import math
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from model import cpu
 from model.attention import CausalSelfAttention
@@ -269,3 +269,11 @@ class GPTLoss(nn.Cell):
         """As GPT.place; head and loss go with the last block."""
         self.gpt.place(block_stages)
         put(self.head_loss, *block_stages[-1])
+
+    def weights_of(self, stage: int | None) -> list[Parameter]:
+        """Parameters that a pipeline stage computes with; None: all. The last stage has a copy of the token table, for the head."""
+        if stage is None:
+            return self.trainable_params()
+        cells = [c for c in (self.gpt.embedding, *self.gpt.blocks, self.gpt.norm) if c.pipeline_stage == stage]
+        table = [self.gpt.embedding.token] if stage == self.head_loss.pipeline_stage and self.gpt.embedding not in cells else []
+        return [p for cell in cells for p in cell.trainable_params()] + table

@@ -12,6 +12,7 @@ from typing import Literal
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.common.initializer import Constant, initializer
 
 from model import cpu
 from parallel.mesh import Mesh
@@ -24,7 +25,7 @@ def on_cpu() -> bool:
 
 def parameter(shape: tuple[int, ...], value: float = 0.0) -> Parameter:
     """A float32 parameter; `model.init` gives it its initial value."""
-    return Parameter(Tensor(np.full(shape, value, np.float32)))
+    return Parameter(initializer(Constant(value), shape, ms.float32))
 
 
 class Affine(nn.Cell):

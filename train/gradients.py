@@ -4,9 +4,7 @@
 its samples, and one AllReduce adds up. `ShardedGradients` is for Ascend under any mesh: MindSpore's semi-automatic parallelism cuts
 the network as its cells' `shard` says, and adds what communication the gradients need.
 """
-import mindspore as ms
-from mindspore import ParameterTuple, Tensor, nn, ops
-from mindspore import lazy_inline
+from mindspore import ParameterTuple, lazy_inline, nn, ops
 from mindspore.ops import functional as F
 from mindspore.parallel.nn import GradAccumulation, Pipeline
 
@@ -37,9 +35,8 @@ def _share_of_squares_of_one(l2_loss, share, x):
 
 
 @_clear.register("Tensor", "Tensor")
-def _clear_one(accumulated, after):
-    accumulated = F.depend(accumulated, after)
-    return F.assign(accumulated, F.zeros_like(accumulated))
+def _clear_one(zero, accumulated):
+    return F.assign(accumulated, F.broadcast_to(zero, accumulated.shape))
 
 
 class LocalGradients(nn.Cell):
@@ -100,25 +97,29 @@ def in_micro_batches(network: nn.Cell, mesh: Mesh, num_micro_batches: int) -> nn
 
 
 class ShardedGradients(nn.Cell):
-    """As LocalGradients, in the terms of a compiled graph: in the network tensors are global, outside of it they are a rank's own.
+    """As LocalGradients, in the terms of a compiled graph: in the network tensors are global, outside a rank has its own part.
 
-    The norm counts each parameter once. A rank's slice of a gradient is held alike by a number of ranks, and its sum of squares is
-    divided by it before all ranks add up. The copy of the token table that the last pipeline stage is sent counts nothing: its
-    gradient has gone to the first stage.
+    The norm counts each parameter once. A rank's slice of a gradient is held alike by a number of ranks, and its sum of
+    squares is divided by it before all ranks add up. The copy of the token table that the last pipeline stage is sent counts
+    nothing: its gradient has gone to the first stage.
     """
 
     def __init__(self, network: nn.Cell, mesh: Mesh, num_micro_batches: int, config: ParallelConfig):
         super().__init__(auto_prefix=False)
         self.network = in_micro_batches(network, mesh, num_micro_batches).set_grad()
-        self.weights = ParameterTuple(network.trainable_params())
+        # This stage's own, or MindSpore would shorten the tuple of gradients at the split, but not the tuple of shares.
+        self.weights = ParameterTuple(network.weights_of(mesh.stage if mesh.pp > 1 else None))
         self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
         self.accumulates = num_micro_batches > 1 or mesh.pp > 1
         # With optimizer sharding the gradients are cut over dp on their way out, and the accumulators are not.
         self.takes_accumulators = self.accumulates and not config.optimizer_sharding
         if self.accumulates:
-            self.accumulated = self.weights.clone(prefix="accu_grads", init="zeros")
+            # Of all stages: with optimizer sharding the compiler looks for them before it splits, and drops them after.
+            self.all_accumulated = ParameterTuple(network.trainable_params()).clone(prefix="accu_grads", init="zeros")
+            here = {f"accu_grads.{w.name}" for w in self.weights}
+            self.accumulated = ParameterTuple(a for a in self.all_accumulated if a.name in here)
         self.shares = tuple(square_share(w.name, w.shape, mesh, config) for w in self.weights)
-        self.map, self.l2_loss, self.all_reduce, self.concat = ops.HyperMap(), ops.L2Loss(), ops.AllReduce(), ops.Concat()
+        self.map, self.l2_loss, self.all_reduce, self.stack = ops.HyperMap(), ops.L2Loss(), ops.AllReduce(), ops.Stack()
         self.copies_of_sums, self.round = 1.0 / (mesh.dp * mesh.tp), ops.Round()  # the ranks of the last stage hold them alike
 
     def construct(self, tokens, positions, sens):
@@ -127,13 +128,15 @@ class ShardedGradients(nn.Cell):
         if self.takes_accumulators:
             grads = F.depend(self.accumulated, grads)
         squares = F.addn(self.map(F.partial(_share_of_squares, self.l2_loss), self.shares, grads)) * 2.0
-        totals = self.all_reduce(self.concat((F.reshape(squares, (1,)), sums * self.copies_of_sums)))
+        totals = self.all_reduce(self.stack((squares, sums[0] * self.copies_of_sums, sums[1] * self.copies_of_sums)))
         return totals[1], self.round(totals[2]), totals[0], grads
 
     def clear(self, done):
-        """Zero the accumulators once `done`, which depends on the last use of the gradients, is there."""
+        """Zero the accumulators once `done`, a number that depends on the last use of the gradients, is there."""
         if self.accumulates:
-            return F.depend(done, self.map(F.partial(_clear), self.accumulated, (done,) * len(self.accumulated)))
+            # A zero that is known only at run time: the compiler would make a constant as large as each accumulator of another.
+            zero = F.cast(F.logical_and(done < 0, done > 0), ms.float32)
+            return F.depend(done, self.map(F.partial(_clear, zero), self.all_accumulated))
         return done
 
 

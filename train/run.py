@@ -16,16 +16,16 @@ from ckpt import store
 from data.dataset import train_dataset
 from data.manifest import Manifest, load_manifest
 from data.order import SampleOrder
-from data.tokenizer import PAD_ID, Tokenizer
+from data.tokenizer import Tokenizer
 from eval.deep import Samples
 from eval.stage import Validation
-from model.gpt import GPT, GPTLoss
 from model.init import initialize
 from parallel import collectives, config_file, context
 from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.mesh import Mesh
 from train import console, state
+from train.build import build_gpt, build_train_step
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.monitor import Monitor, peak_memory_bytes
 from train.callbacks.save import Save
@@ -34,7 +34,6 @@ from train.clock import Clock
 from train.config import RunConfig
 from train.console import say
 from train.metrics_log import MetricsLog, finite
-from train.step import TrainStep
 from train.tensorboard import TensorBoard
 
 
@@ -90,9 +89,8 @@ class Training:
     def __post_init__(self):
         c = self.config
         self.micro_batch_size = c.train.global_batch_size // self.mesh.dp // self.num_micro_batches
-        self.gpt = GPT(c.model, seed=c.run.seed)
-        self.step = TrainStep(GPTLoss(self.gpt, PAD_ID), c.train, c.precision.loss_scale, self.mesh, self.num_micro_batches,
-                              c.train.global_batch_size * c.data.seq_length)
+        self.gpt = build_gpt(c, self.mesh)
+        self.step = build_train_step(self.gpt, c, self.mesh, self.num_micro_batches)
         self.identity = state.identity_of(c, self.manifest.tokenizer.sha256, self.manifest.sets["train"].sha256)
         self.root = c.run.folder / "checkpoints"
 

@@ -12,13 +12,13 @@ from train.step import TrainStep
 
 # Every random number of a run (initial weights, sample order, dropout, generated samples) is a function of the seed and of the
 # counters here, so these are the whole state of the random number generators.
-SCALARS = ("step", "consumed_samples", "updates", "loss_scale", "good_steps")
+TABLE = "embedding.token"  # without the rows that pad it: their number depends on the mesh
+SCALARS = ("step", "updates", "loss_scale", "good_steps")
 
 
 def scalars_of(step: TrainStep) -> dict[str, Parameter]:
     """The scalar state by its name in a checkpoint."""
-    return dict(zip(SCALARS, (step.steps, step.consumed_samples, step.optimizer.updates, step.scaler.scale,
-                              step.scaler.good_steps), strict=True))
+    return dict(zip(SCALARS, (step.steps, step.optimizer.updates, step.scaler.scale, step.scaler.good_steps), strict=True))
 
 
 def tensors_of(step: TrainStep) -> dict[str, dict[str, Parameter]]:
@@ -32,7 +32,9 @@ def capture(step: TrainStep, consumed_samples: int, config: RunConfig, identity:
     state = {name: p.asnumpy().item() for name, p in scalars_of(step).items()}
     state |= {"consumed_samples": consumed_samples, "identity": identity,
               "versions": {"mindspore": ms.__version__, "numpy": np.__version__}}
-    tensors = {part: {name: p.asnumpy() for name, p in ps.items()} for part, ps in tensors_of(step).items()}
+    rows = config.model.vocab_size
+    tensors = {part: {name: p.asnumpy()[:rows] if name.endswith(TABLE) else p.asnumpy() for name, p in ps.items()}
+               for part, ps in tensors_of(step).items()}
     return Checkpoint(tensors, state, config_file.dump(config))
 
 
@@ -46,23 +48,21 @@ def identity_of(config: RunConfig, tokenizer_sha256: str, samples_sha256: str) -
 def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str) -> None:
     """Put a checkpoint's whole state into a training step. Raises UserError with the list of what differs or is missing."""
     problems = identity_problems(identity, checkpoint)
-    problems += [f"missing: {name}" for name in SCALARS if name not in checkpoint.state]
-    problems += shape_problems(step, checkpoint, (MODEL, OPTIMIZER))
+    problems += [f"missing: {name}" for name in (*SCALARS, "consumed_samples") if name not in checkpoint.state]
+    problems += shape_problems(step, checkpoint, (MODEL, OPTIMIZER), identity)
     if problems:
         raise UserError(f"{where} cannot be resumed by this run:\n  " + "\n  ".join(problems) +
                         "\nTo start a new run from its weights alone: ckpt.resume=none ckpt.init_from=<checkpoint>")
     set_tensors(step, checkpoint, (MODEL, OPTIMIZER))
     for name, p in scalars_of(step).items():
-        value = checkpoint.state[name]
-        if name == "consumed_samples":  # the cell's copy only seeds dropout, and wraps around as int32 does
-            value = (value + 2**31) % 2**32 - 2**31
-        p.set_data(Tensor(value, p.dtype))
+        p.set_data(Tensor(checkpoint.state[name], p.dtype))
 
 
 def restore_weights(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str) -> None:
     """Put the weights alone into a training step. Raises UserError with the list of what does not fit."""
     # Heads and epsilon show in no shape, and would make another function of the same weights.
-    if problems := identity_problems({"model": identity["model"]}, checkpoint) + shape_problems(step, checkpoint, (MODEL,)):
+    if problems := identity_problems({"model": identity["model"]}, checkpoint) + shape_problems(
+            step, checkpoint, (MODEL,), identity):
         raise UserError(f"{where} does not fit this model:\n  " + "\n  ".join(problems))
     set_tensors(step, checkpoint, (MODEL,))
 
@@ -74,20 +74,23 @@ def identity_problems(identity: dict, checkpoint: Checkpoint) -> list[str]:
             for name, value in _flat(identity).items() if saved.get(name) != value]
 
 
-def shape_problems(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...]) -> list[str]:
+def shape_problems(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...], identity: dict) -> list[str]:
     """Missing, unexpected and wrongly shaped tensors."""
-    wanted = tensors_of(step)
+    wanted, rows = tensors_of(step), identity["model"]["vocab_size"]
     return [line for part in parts for line in differences(
-        {name: p.shape for name, p in wanted[part].items()},
+        {name: (rows, *p.shape[1:]) if name.endswith(TABLE) else p.shape for name, p in wanted[part].items()},
         {name: a.shape for name, a in checkpoint.tensors.get(part, {}).items()})]
 
 
 def set_tensors(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...]) -> None:
-    """Copy tensors by name."""
+    """Copy tensors by name; the token table is padded with zeros."""
     wanted = tensors_of(step)
     for part in parts:
         for name, p in wanted[part].items():
-            p.set_data(Tensor(checkpoint.tensors[part][name], p.dtype))
+            value = checkpoint.tensors[part][name]
+            if name.endswith(TABLE):
+                value = np.pad(value, ((0, p.shape[0] - len(value)), (0, 0)))
+            p.set_data(Tensor(value, p.dtype))
 
 
 def changed_settings(config: RunConfig, checkpoint: Checkpoint) -> list[str]:

@@ -2,6 +2,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from parallel.config import TopologyConfig
 from parallel.cost.balance import stage_layers
@@ -33,14 +34,21 @@ def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: Topolog
     optimizer sharding; at least as many micro-batches as stages. Raises UserError where nothing is possible, or nothing fits.
     """
     base = Plan(Mesh(1), 1, 1, (sizes.layers,), activation_bytes=activation_bytes, weight_bytes=weight_bytes)
-    plans = list(_plans(base, sizes, devices, global_batch_size, topology))
-    if not plans:
+    limit, need = budget(topology), {}
+    for plan in _plans(base, sizes, devices, global_batch_size, topology):
+        share = global_batch_size // plan.mesh.dp
+        for micro in _divisors(share // plan.mesh.pp, share):
+            if plan.mesh.sequence_parallel and micro * sizes.seq % plan.mesh.tp:
+                continue
+            plan = replace(plan, micro_batch_size=micro, num_micro_batches=share // micro)
+            need[plan] = max(stage.total for stage in memory(sizes, plan))
+            if need[plan] > limit:
+                break  # larger ones need more
+    if not need:
         raise UserError(f"no plan for {devices} devices: dp * tp * pp must equal them, dp must divide train.global_batch_size="
                         f"{global_batch_size} and leave a rank at least pp samples, tp must divide model.num_heads={sizes.heads} "
                         f"and the {topology.ranks_per_node} ranks of a node, pp be at most model.num_layers={sizes.layers}")
-    need = {plan: max(stage.total for stage in memory(sizes, plan)) for plan in plans}
-    limit = budget(topology)
-    fitting = [Candidate(p, need[p], estimate(sizes, p, topology)) for p in plans if need[p] <= limit]
+    fitting = [Candidate(p, size, estimate(sizes, p, topology)) for p, size in need.items() if size <= limit]
     if not fitting:
         least = min(need, key=need.get)
         raise UserError(f"no plan fits: {devices} devices have {_gb(limit)} each to use, the least that any plan needs is "
@@ -67,21 +75,17 @@ def _simplicity(c: Candidate) -> tuple:
 
 
 def _plans(base: Plan, sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig) -> Iterator[Plan]:
-    """Every plan that the rules allow."""
+    """Every plan that the rules allow, without its micro-batches."""
     cut = math.gcd(sizes.heads, sizes.vocab, sizes.ffn, topology.ranks_per_node, devices)
     for tp in _divisors(cut):
         for pp in _divisors(devices // tp):
             dp = devices // tp // pp
-            share = global_batch_size // dp
-            if pp > sizes.layers or global_batch_size % dp or share < pp:
+            if pp > sizes.layers or global_batch_size % dp or global_batch_size // dp < pp:
                 continue
             layers = stage_layers(sizes, pp)
-            for micro in (m for m in _divisors(share) if share // m >= pp):
-                for recompute in RECOMPUTE:
-                    for sequence in (False, True)[:1 + (tp > 1 and micro * sizes.seq % tp == 0)]:
-                        for sharding in (False, True)[:1 + (dp > 1)]:
-                            yield replace(base, mesh=Mesh(dp, tp, pp, 0, sequence), micro_batch_size=micro, recompute=recompute,
-                                          num_micro_batches=share // micro, stage_layers=layers, optimizer_sharding=sharding)
+            for recompute, sequence, sharding in product(RECOMPUTE, (False, True)[:1 + (tp > 1)], (False, True)[:1 + (dp > 1)]):
+                yield replace(base, mesh=Mesh(dp, tp, pp, 0, sequence), recompute=recompute, stage_layers=layers,
+                              optimizer_sharding=sharding)
 
 
 def _why(best: Candidate, fitting: list[Candidate], need: dict[Plan, float], limit: float) -> Iterator[str]:
@@ -92,8 +96,8 @@ def _why(best: Candidate, fitting: list[Candidate], need: dict[Plan, float], lim
         rivals = [c for c in fitting if alike(c.plan)]
         if rivals:
             rival = rank(rivals)[0]
-            gain = best.estimate.tokens_per_second / rival.estimate.tokens_per_second - 1
-            how = f"{gain:.0%} slower" if gain > TIE else "as fast, but less simple"
+            loss = 1 - rival.estimate.tokens_per_second / best.estimate.tokens_per_second
+            how = f"{loss:.0%} slower" if loss > TIE else f"as fast, within {TIE:.0%}"
             return f"{name}: {how} ({rival.plan}; {_gb(rival.memory_bytes)})"
         least = min((p for p in need if alike(p)), key=need.get, default=None)
         if least is None:
@@ -115,8 +119,9 @@ def _why(best: Candidate, fitting: list[Candidate], need: dict[Plan, float], lim
         yield against(f"micro-batch {larger}", lambda p: p == bigger)
 
 
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+def _divisors(largest: int, of: int | None = None) -> list[int]:
+    """Divisors of a number, itself being the largest unless said otherwise."""
+    return [d for d in range(1, largest + 1) if (of or largest) % d == 0]
 
 
 def _gb(size: float) -> str:

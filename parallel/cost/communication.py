@@ -1,6 +1,7 @@
 """Every collective of one training step, as one rank sees it."""
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from parallel.cost.parameters import stage_kinds
 from parallel.cost.sizes import Plan, Sizes
@@ -38,8 +39,8 @@ def communication(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     micro = plan.num_micro_batches
     within = [replace(t, count=t.count * micro)
               for t in [*_blocks(sizes, plan, stage), *_ends(sizes, plan, stage), *_boundaries(sizes, plan, stage)]]
-    step = [*_gradients(sizes, plan, stage), *_tied(sizes, plan, stage),
-            Traffic("AllReduce", "all", 1, 8, "square sum of the gradients, number of tokens")]
+    step = [*_gradients(sizes, plan.for_weights(), stage), *_tied(sizes, plan, stage),
+            Traffic("AllReduce", "all", 1, 12, "sums: squared gradients, losses, tokens")]
     return [t for t in (*within, *step) if t.count and group_size(plan, t.group) > 1]
 
 
@@ -55,9 +56,8 @@ def _blocks(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     makes of each sum a ReduceScatter behind and an AllGather before (arXiv:2205.05198, section 4.2.2), and gathers the
     column-parallel input once more for the weights' gradients. Full recomputing repeats the forward pass.
     """
-    blocks, stream = plan.blocks(stage), _stream_bytes(sizes, plan)
-    again = sum(plan.recompute_of(i) == "full" for i in blocks)
-    forward, backward = 2 * (len(blocks) + again), 2 * len(blocks)
+    blocks, stream = plan.num_blocks(stage), _stream_bytes(sizes, plan)
+    forward, backward = 2 * (blocks + plan.recompute_of(stage)["full"]), 2 * blocks
     if not plan.mesh.sequence_parallel:
         return [Traffic("AllReduce", "tp", forward, stream, "outputs of attention and MLP"),
                 Traffic("AllReduce", "tp", backward, stream, "gradients of their inputs")]
@@ -88,6 +88,7 @@ def _boundaries(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
             Traffic("Receive", "pp", after, stream, "gradients"), Traffic("Send", "pp", before, stream, "gradients")]
 
 
+@lru_cache(4096)
 def _gradients(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     """One transfer for each parameter, before fusion: over dp where tp cuts the parameter, else over all ranks of the stage."""
     traffic = []

@@ -57,8 +57,8 @@ def ranks_in_node(plan: Plan, group: str, topology: TopologyConfig) -> int:
 def transfer_seconds(traffic: Traffic, plan: Plan, topology: TopologyConfig) -> float:
     """All transfers of one kind: rings inside each node, then rings of one rank from each, all at once, with a part each.
 
-    A ring of n takes for AllReduce 2 (n-1) steps of bytes / n, for AllGather and ReduceScatter n-1 of them. Receive counts nothing:
-    its time is the Send's.
+    A ring of n takes for AllReduce 2 (n-1) steps of bytes / n, for AllGather and ReduceScatter n-1 of them. Receive counts
+    nothing: its time is the Send's.
     """
     size, inside = group_size(plan, traffic.group), ranks_in_node(plan, traffic.group, topology)
     near = topology.node_latency_us * 1e-6, topology.node_bandwidth_gbs * 1e9

@@ -27,8 +27,7 @@ def recompute_flops(sizes: Sizes, recompute: str) -> int:
 
 def stage_flops(sizes: Sizes, plan: Plan, stage: int) -> tuple[int, int]:
     """(forward, backward with recomputing) of one micro-batch on one rank of a stage."""
-    blocks, last = plan.blocks(stage), stage == plan.mesh.pp - 1
-    forward = len(blocks) * block_flops(sizes) + head_flops(sizes) * last
-    again = sum(recompute_flops(sizes, plan.recompute_of(i)) for i in blocks)
+    forward = plan.num_blocks(stage) * block_flops(sizes) + head_flops(sizes) * (stage == plan.mesh.pp - 1)
+    again = sum(n * recompute_flops(sizes, recompute) for recompute, n in plan.recompute_of(stage).items())
     rows = plan.rows(sizes)
     return rows * forward // plan.mesh.tp, rows * (2 * forward + again) // plan.mesh.tp

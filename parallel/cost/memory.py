@@ -5,6 +5,7 @@ passes read. A row's mean and variance, token ids and other tensors without the 
 """
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from parallel.config import TopologyConfig
 from parallel.cost.parameters import stage_kinds
@@ -68,28 +69,27 @@ def alive_micro_batches(plan: Plan, stage: int) -> float:
 def stage_memory(sizes: Sizes, plan: Plan, stage: int) -> StageMemory:
     """The peak of one rank of a stage.
 
-    Without a pipeline the sum of the gradients stands beside those of the micro-batch that is added to it; a pipeline adds each
-    gradient to its accumulator as it comes. MindSpore's optimizer sharding (hsdp level 1) splits weights and moments, not
-    gradients.
+    A micro-batch's gradient is added to its accumulator as it comes. MindSpore's optimizer sharding (hsdp level 1) splits weights
+    and moments, not the accumulators.
     """
-    blocks, last = plan.blocks(stage), stage == plan.mesh.pp - 1
-    computed, kept, gathered = _elements(sizes, plan, stage)
-    sums = 2 if plan.mesh.pp == 1 and plan.num_micro_batches > 1 else 1
+    last = stage == plan.mesh.pp - 1
+    computed, kept, gathered = _elements(sizes, plan.for_weights(), stage)
     stream, rows = plan.stream_rows(sizes) * sizes.hidden, plan.rows(sizes)
-    per_micro_batch = sum(block_activations(sizes, plan, plan.recompute_of(i)) for i in blocks)
+    modes = plan.recompute_of(stage)
+    per_micro_batch = sum(n * block_activations(sizes, plan, mode) for mode, n in modes.items())
     if last:  # the last LayerNorm's input, and its output, which the head reads
         per_micro_batch += (stream + rows * sizes.hidden) * plan.activation_bytes
     if stage == 0 and sizes.dropout:
         per_micro_batch += stream * plan.activation_bytes
-    again = max(block_activations(sizes, plan, "none") - block_activations(sizes, plan, plan.recompute_of(i)) for i in blocks)
+    again = block_activations(sizes, plan, "none") - min(block_activations(sizes, plan, mode) for mode in modes)
     wide = 2 * max(rows * sizes.ffn / plan.mesh.tp, _scores(sizes, plan)) + stream
     return StageMemory(
         weights=(kept + gathered) * plan.weight_bytes,
-        gradients=computed * plan.weight_bytes * sums,
+        gradients=computed * plan.weight_bytes,
         moments=kept * (8 if plan.weight_bytes == 4 else 12),
         activations=per_micro_batch * alive_micro_batches(plan, stage),
-        # Logits, their exponentials, and the gradients of both, in float32.
-        logits=4 * 4 * rows * sizes.vocab / plan.mesh.tp if last else 0,
+        # In float32: logits, exponentials, one-hot labels; in the backward pass the gradients of the first two.
+        logits=5 * 4 * rows * sizes.vocab / plan.mesh.tp if last else 0,
         working=again + wide * plan.activation_bytes)
 
 
@@ -102,6 +102,7 @@ def _scores(sizes: Sizes, plan: Plan) -> float:
     return plan.micro_batch_size * sizes.heads * sizes.seq**2 / plan.mesh.tp
 
 
+@lru_cache(4096)
 def _elements(sizes: Sizes, plan: Plan, stage: int) -> tuple[int, int, int]:
     """Elements that one rank of a stage computes with, keeps, and gathers from the others where they are sharded."""
     computed = kept = gathered = 0

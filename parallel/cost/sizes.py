@@ -1,5 +1,6 @@
 """What the closed forms are told: the model's sizes and the parallel plan."""
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from parallel.mesh import Mesh
 
@@ -45,9 +46,16 @@ class Plan:
         """How many."""
         return sum(self.stage_layers[stage::self.mesh.pp])
 
-    def recompute_of(self, block: int) -> str:
-        """none, selective or full."""
-        return self.recompute if self.recompute_layers is None or block in self.recompute_layers else "none"
+    def recompute_of(self, stage: int) -> Counter[str]:
+        """How many of a stage's blocks recompute none, selective and full."""
+        if self.recompute_layers is None:
+            return Counter({self.recompute: self.num_blocks(stage)})
+        return Counter(self.recompute if i in self.recompute_layers else "none" for i in self.blocks(stage))
+
+    def for_weights(self) -> "Plan":
+        """The same without what parameters do not depend on: a key under which plans share what is worked out for it."""
+        return replace(self, mesh=replace(self.mesh, sequence_parallel=False), micro_batch_size=0, num_micro_batches=0,
+                       recompute="none", recompute_layers=None)
 
     def rows(self, sizes: Sizes) -> int:
         """Tokens of one micro-batch on one data-parallel rank."""

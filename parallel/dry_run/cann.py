@@ -36,6 +36,15 @@ def environment() -> dict[str, str]:
     return _with_stand_ins(_cached(mindspore, plugin), plugin)
 
 
+def target_ascend() -> None:
+    """Make Ascend the device target of this process, which was started under `environment()`."""
+    from mindspore import context
+    from mindspore._c_expression import ms_ctx_param
+
+    # mindspore.set_device would ask for CANN's compiler of operators (te), which a dry run does not need
+    context._context()._context_handle.set_param(ms_ctx_param.device_target, "Ascend")
+
+
 def _mindspore_folder() -> Path:
     spec = importlib.util.find_spec("mindspore")
     if spec is None or spec.origin is None:
@@ -44,7 +53,7 @@ def _mindspore_folder() -> Path:
 
 
 def _load_error(plugin: Path, variables: dict[str, str]) -> str | None:
-    """Why the plugin cannot be loaded under these variables, or None. In a process of its own: it would stay loaded in this one."""
+    """Why the plugin cannot be loaded under these variables, or None; tried in another process, where it does not stay."""
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
     result = subprocess.run([sys.executable, "-c", program, str(plugin)], env={**os.environ, "GLOG_v": "4", **variables},
                             capture_output=True, text=True)
@@ -57,7 +66,7 @@ def _with_stand_ins(folder: Path, plugin: Path) -> dict[str, str]:
     def first(variable: str, *paths: Path) -> str:  # an empty entry would mean the current folder
         return os.pathsep.join([*map(str, paths), *filter(None, os.environ.get(variable, "").split(os.pathsep))])
 
-    return {**DRY_RUN, "LD_LIBRARY_PATH": first("LD_LIBRARY_PATH", folder, plugin.parent / "ascend"),
+    return {**DRY_RUN, "LD_LIBRARY_PATH": first("LD_LIBRARY_PATH", folder / "cann", plugin.parent / "ascend"),
             "PYTHONPATH": first("PYTHONPATH", folder / "python")}
 
 
@@ -97,8 +106,8 @@ def _locked(cache: Path) -> Iterator[None]:
         lock = open(cache / "cann-stub.lock", "w")  # noqa: SIM115 (closed below; the body's errors are not this one's)
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
-        raise UserError(f"cannot keep stand-ins for CANN's libraries in {cache} ({error.strerror}): set XDG_CACHE_HOME to a folder "
-                        f"on a local disk that you can write") from error
+        raise UserError(f"cannot keep stand-ins for CANN's libraries in {cache} ({error.strerror}): set XDG_CACHE_HOME to a "
+                        f"folder on a local disk that you can write") from error
     with lock:
         yield
 
@@ -113,12 +122,12 @@ def _build(folder: Path, mindspore: Path, plugin: Path, machine: str) -> None:
         stand_ins.build(building, mindspore, machine)
         error = _load_error(plugin, _with_stand_ins(building, plugin))
         if error:
-            raise UserError(f"MindSpore's Ascend plugin does not load without CANN, even with stand-ins for its libraries: {error}")
+            raise UserError(f"MindSpore's Ascend plugin does not load with stand-ins for CANN's libraries: {error}; install CANN")
         (building / "complete").write_text(_fingerprint(building), encoding="utf-8")
         building.rename(folder)
     except OSError as error:
-        raise UserError(f"cannot keep stand-ins for CANN's libraries in {folder.parent} ({error.strerror}): free some space, or set "
-                        f"XDG_CACHE_HOME to another folder") from error
+        raise UserError(f"cannot keep stand-ins for CANN's libraries in {folder.parent} ({error.strerror}): free some space, or "
+                        f"set XDG_CACHE_HOME to another folder") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """Stand-ins for CANN's libraries: enough that MindSpore's Ascend plugin loads where CANN is not installed.
 
-The plugin links against CANN at load time, and compiling a graph in a dry run calls none of it: so each function that CANN
-would provide is one that returns 0, and each typeinfo or vtable is zeroed memory.
+The plugin links against CANN at load time, and compiling a graph in a dry run needs nothing of it: so each function that CANN
+would provide is one that returns 0. (It wants no data of CANN: no vtable, no typeinfo.)
 """
 import shutil
 import subprocess
@@ -13,9 +13,8 @@ from parallel.errors import UserError
 LIBRARIES = ("ascendcl", "ge_runner", "graph", "hccl", "msprofiler", "runtime", "platform", "nnopbase", "c_sec", "ascend_hal",
              "acl_dvpp", "acl_dvpp_op", "acl_dvpp_mpi")
 RETURN_ZERO = {"x86_64": "xorl %eax, %eax\n ret", "aarch64": "mov x0, #0\n ret"}
-DATA = ("_ZTI", "_ZTV", "_ZTS")  # typeinfo, vtable, typeinfo's name
-# The interpreter's, the tool chain's own (all weak), and wrappers of thread-local variables, which the compiler makes.
-NOT_CANN = ("Py", "_Py", "_ITM_", "__gmon_", "__gcov_", "_Jv_", "_ZTH", "_ZTW")
+# The interpreter's, the tool chain's own, and initialisers of thread-local variables: weak, and rightly absent.
+NOT_CANN = ("Py", "_Py", "_ITM_", "__gmon_", "__gcov_", "_ZTH")
 SYSTEM = ("libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1", "libpthread.so.0", "libdl.so.2")
 STATUS_FACTORY = "_ZN2ge13StatusFactory8InstanceEv"
 # The plugin's static initialisers write error texts into the one object of this class: it must be real.
@@ -48,13 +47,15 @@ def check_tools(machine: str) -> None:
 
 
 def build(folder: Path, mindspore: Path, machine: str) -> None:
-    """Write the libraries and a Python package `hccl` into an empty folder. `mindspore` is the folder of the wheel's package."""
-    (folder / "zero.s").write_text(assembly(wanted_symbols(mindspore), machine), encoding="utf-8")
-    (folder / "status.cc").write_text(STATUS_FACTORY_SOURCE, encoding="utf-8")
+    """Write libraries (`cann/`) and a Python package (`python/`) into an empty folder; `mindspore` is the wheel's package."""
+    libraries = folder / "cann"  # the plugin looks for this name in the path of a library, and throws if it is not there
+    libraries.mkdir()
+    (libraries / "zero.s").write_text(assembly(wanted_symbols(mindspore), machine), encoding="utf-8")
+    (libraries / "status.cc").write_text(STATUS_FACTORY_SOURCE, encoding="utf-8")
     # the plugin was built with the old ABI of std::string
-    _run("g++", "-D_GLIBCXX_USE_CXX11_ABI=0", "-fPIC", "-shared", "-o", "libcann.so", "zero.s", "status.cc", cwd=folder)
+    _run("g++", "-D_GLIBCXX_USE_CXX11_ABI=0", "-fPIC", "-shared", "-o", "libcann.so", "zero.s", "status.cc", cwd=libraries)
     for name in LIBRARIES:
-        (folder / f"lib{name}.so").symlink_to("libcann.so")
+        (libraries / f"lib{name}.so").symlink_to("libcann.so")
     package = folder / "python" / "hccl"  # communication.init() imports it to read its version, and nothing else
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("from . import sys_version\n", encoding="utf-8")
@@ -76,14 +77,9 @@ def wanted_symbols(mindspore: Path) -> list[str]:
 
 
 def assembly(symbols: list[str], machine: str) -> str:
-    """Assembler source (GNU as) that defines every symbol: functions share one body that returns 0, data is 256 zero bytes."""
-    functions = [s for s in symbols if not s.startswith(DATA) and s != STATUS_FACTORY]
-    data = [s for s in symbols if s.startswith(DATA)]
-    lines = [".text", ".balign 16"]
-    lines += [f".globl {s}\n.type {s}, %function\n{s}:" for s in functions]
-    lines += [f" {RETURN_ZERO[machine]}", ".data"]
-    lines += [f".balign 16\n.globl {s}\n.type {s}, %object\n.size {s}, 256\n{s}: .zero 256" for s in data]
-    return "\n".join([*lines, '.section .note.GNU-stack, "", %progbits', ""])
+    """Assembler source (GNU as) in which all the symbols are names of one function that returns 0."""
+    names = [f".globl {s}\n.type {s}, %function\n{s}:" for s in symbols if s != STATUS_FACTORY]
+    return "\n".join([".text", ".balign 16", *names, f" {RETURN_ZERO[machine]}", '.section .note.GNU-stack, "", %progbits', ""])
 
 
 def _symbols(libraries: list[Path]) -> tuple[set[str], set[str]]:
@@ -101,5 +97,6 @@ def _symbols(libraries: list[Path]) -> tuple[set[str], set[str]]:
 def _run(*command: str, cwd: Path | None = None) -> str:
     result = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if result.returncode:
-        raise UserError(f"a dry run without CANN: {command[0]} failed on this machine: {(result.stderr.strip() or '?').splitlines()[-1]}")
+        reason = (result.stderr.strip() or f"exit code {result.returncode}").splitlines()[-1]
+        raise UserError(f"a dry run without CANN: stand-ins for its libraries cannot be built, {command[0]} failed: {reason}")
     return result.stdout

@@ -101,7 +101,7 @@ def graph_mode():
 def test_the_training_mode_is_left_as_it_was_and_dropout_is_off(samples, training, graph_mode):
     deep, other = samples(max_new_tokens=8), samples(max_new_tokens=8)  # two, for a graph keeps the mode of its first call
     gpt = deep.network.gpt
-    assert gpt.dropout.rate > 0
+    assert gpt.embedding.dropout.rate > 0
     gpt.set_train(training)
     result = deep.run()
     assert {cell.training for _, cell in gpt.cells_and_names()} == {training}

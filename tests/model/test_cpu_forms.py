@@ -95,10 +95,33 @@ def test_attention(batch, heads, t, head_size):
         assert_same(form, plain, shape, (*qkv, keys), 3)
 
 
+@pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize(("rows", "hidden", "vocab"), [(1, 3, 2), (7, 5, 11), (37, 13, 101)])
-def test_head_loss(rows, hidden, vocab):
+def test_head_loss(rows, hidden, vocab, padding):
     labels = np.random.RandomState(rows).randint(0, vocab, rows).astype(np.int32)
-    assert_same(cpu.HeadLoss(), gpt.HeadLoss(), (rows,), (normal(rows, hidden), normal(vocab, hidden), labels), 2)
+    inputs = normal(rows, hidden), normal(vocab + padding, hidden), labels
+    assert_same(cpu.HeadLoss(vocab, padding), gpt.HeadLoss(vocab, padding), (rows,), inputs, 2)
+
+
+@pytest.mark.parametrize("head_loss", [cpu.HeadLoss, gpt.HeadLoss])
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize(("rows", "hidden", "vocab"), [(1, 3, 2), (40, 5, 4), (37, 13, 101)])
+def test_a_hit_is_a_label_that_is_likeliest(head_loss, rows, hidden, vocab, padding):
+    # All logits are negative, so that padding, whose own logits are 0, would be likelier than every token.
+    x, table = np.abs(normal(rows, hidden)), np.pad(-np.abs(normal(vocab, hidden)), ((0, padding), (0, 0)))
+    best = (x @ table[:vocab].T).argmax(1)
+    labels = np.where(np.arange(rows) % 2, best, np.random.RandomState(rows).randint(0, vocab, rows)).astype(np.int32)
+    losses, hits = head_loss(vocab, padding)(Tensor(x), Tensor(table), Tensor(labels))[:2]
+    assert losses.shape == hits.shape == (rows,) and losses.dtype == hits.dtype == ms.float32
+    assert hits.asnumpy().tolist() == (best == labels).astype(float).tolist()
+    assert rows == 1 or 0 < (best == labels).mean() < 1
+
+
+@pytest.mark.parametrize("head_loss", [cpu.HeadLoss, gpt.HeadLoss])
+def test_of_equally_likely_tokens_each_is_a_hit(head_loss):
+    logits, labels = np.array([[1, 3, 3, 2]] * 4 + [[0, 0, 0, 0]], np.float32), np.array([0, 1, 2, 3, 2], np.int32)
+    hits = head_loss(4, 0)(Tensor(logits), Tensor(np.eye(4, dtype=np.float32)), Tensor(labels))[1]
+    assert hits.asnumpy().tolist() == [0, 1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("head_loss", [cpu.HeadLoss, gpt.HeadLoss])
@@ -106,7 +129,7 @@ def test_head_loss_of_labels_whose_probability_underflows(head_loss):
     # exp(-300) and exp(-20000) are no float32; the table is the identity, so x are the logits and dx = p - onehot.
     logits = np.array([[0, 300, 0, 0], [-1e4, 0, 1e4, 0], [5, 5, 5, 5], [200, 0, 0, 0]], np.float32)
     labels = np.array([0, 0, 3, 0], np.int32)
-    losses, dx, dtable = evaluate(head_loss(), np.ones(4, np.float32), (logits, np.eye(4, dtype=np.float32), labels), 2, False)
+    losses, dx, dtable = evaluate(head_loss(4, 0), np.ones(4, np.float32), (logits, np.eye(4, dtype=np.float32), labels), 2, False)
     np.testing.assert_allclose(losses, [300, 20000, np.log(4), 0], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(dx, [[-1, 1, 0, 0], [-1, 0, 1, 0], [0.25, 0.25, 0.25, -0.75], [0, 0, 0, 0]], atol=1e-6)
     np.testing.assert_allclose(dtable, dx.T @ logits, rtol=1e-5, atol=1e-3)
@@ -124,10 +147,11 @@ def test_the_whole_model(monkeypatch):
         network = gpt.GPTLoss(gpt.GPT(config), pad_id=0)
         initialize(network, config, seed=3)
         weights = network.trainable_params()
-        function = ms.value_and_grad(network, None, weights, has_aux=True)
-        (loss, count), gradients = function(Tensor(tokens), ops.zeros(3, ms.int32))
-        assert count.asnumpy() == 11 + 4 + 11
-        return loss.asnumpy(), {p.name: g.asnumpy() for p, g in zip(weights, gradients, strict=True)}
+        sums, gradients = ms.value_and_grad(network, None, weights)(Tensor(tokens), ops.zeros(3, ms.int32))
+        assert sums.shape == (2,) and sums.dtype == ms.float32
+        loss, count = sums.asnumpy()
+        assert count == 11 + 4 + 11  # on which no weight has an influence: the gradients are those of the loss
+        return loss, {p.name: g.asnumpy() for p, g in zip(weights, gradients, strict=True)}
 
     loss, found = loss_and_gradients()
     for module in (layers, attention, gpt):

@@ -1,15 +1,17 @@
 """Dropout: the right share, no pattern, and a mask that depends on seed, sample, token, column and layer alone."""
+import zlib
+
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
 from model.config import ModelConfig
-from model.gpt import GPT
+from model.gpt import GPT, Embedding
 from model.init import initialize
 from model.layers import Dropout, Mix, RowKeys
 
-SEQ, COLUMNS, SIGMAS = 32, 96, 5.0
+SEQ, COLUMNS, SIGMAS, GOLDEN = 32, 96, 5.0, None
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,11 @@ def test_scaling_keeps_the_mean():
     kept = y != 0
     np.testing.assert_allclose(y[kept], x[kept] / 0.7, rtol=1e-6)
     assert abs(y.mean() - x.mean()) < SIGMAS * np.sqrt((x**2).mean() * 0.3 / 0.7 / x.size)
+
+
+def test_the_masks_never_change_unnoticed():
+    """A golden value: a change here breaks the resuming of every run with dropout."""
+    assert zlib.crc32(np.packbits(masks([0, 1, 2**31 - 1, -2**31, -1]).astype(bool)).tobytes()) == GOLDEN
 
 
 def test_the_same_seed_and_position_give_the_same_mask():
@@ -146,6 +153,23 @@ def test_gradient_goes_where_the_value_went():
     x, positions = Tensor(np.ones((SEQ, COLUMNS), np.float32)), Tensor([3], ms.int32)
     gradient = ms.grad(network)(x, positions).asnumpy()
     np.testing.assert_array_equal(gradient, network(x, positions).asnumpy())
+
+
+def test_the_embedding_drops_by_the_salt_0():
+    config = ModelConfig(vocab_size=23, hidden_size=COLUMNS, num_heads=1, seq_length=SEQ, dropout=0.2)
+
+    class Embedded(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.keys, self.embedding = RowKeys(7, SEQ), Embedding(config, 23)
+
+        def construct(self, ids, positions):
+            return self.embedding(ids, self.keys(positions, ids.shape[1]))[0]
+
+    network = Embedded().set_train()
+    network.embedding.token.set_data(Tensor(np.ones((23, COLUMNS), np.float32)))  # and the positions' part is 0
+    y = network(Tensor(np.zeros((3, SEQ)), ms.int32), Tensor([4, 5, 2**31 - 1], ms.int32)).asnumpy()
+    np.testing.assert_array_equal(y.reshape(3, SEQ, COLUMNS) != 0, masks([4, 5, 2**31 - 1], salt=0) != 0)
 
 
 def test_the_model_with_dropout():

@@ -60,8 +60,8 @@ class MeanLoss(nn.Cell):
         self.loss = gpt.GPTLoss(network, FIGURES["pad"])
 
     def construct(self, tokens, positions):
-        total, count = self.loss(tokens, positions)
-        return total / count
+        sums = self.loss(tokens, positions)
+        return sums[0] / sums[1]
 
 
 def positions_of(tokens: np.ndarray) -> Tensor:

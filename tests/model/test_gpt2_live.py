@@ -14,6 +14,7 @@ from model.init import initialize
 from parallel.mesh import Mesh
 from parallel.yaml_tree import to_yaml
 from train.config import LossScaleConfig, TrainConfig
+from train.gradients import LocalGradients
 from train.step import TrainStep
 
 torch = pytest.importorskip("torch")
@@ -67,8 +68,8 @@ class Outputs(nn.Cell):
         self.gpt, self.head, self.loss = network, gpt.Head(), gpt.GPTLoss(network, PAD)
 
     def construct(self, tokens, positions):
-        total, count = self.loss(tokens, positions)
-        return total / count, self.head(*self.gpt(tokens, positions))
+        sums = self.loss(tokens, positions)
+        return sums[0] / sums[1], self.head(*self.gpt(tokens, positions))
 
 
 def outputs(network: gpt.GPT, tokens: np.ndarray) -> tuple[float, np.ndarray, dict[str, np.ndarray]]:
@@ -146,8 +147,9 @@ def test_five_steps(form, clip_norm):
                          eps=1e-4, warmup_steps=2, weight_decay=0.2, betas=(0.9, 0.99), clip_norm=clip_norm)
     theirs, batches = random_theirs(seed=2), random_tokens(5, 6, 25)
     start = hf.from_hf({name: p.detach().numpy().copy() for name, p in theirs.named_parameters()}, SIZES)
-    step = TrainStep(gpt.GPTLoss(ours_of(start), PAD), config, LossScaleConfig(), Mesh(1), 2, 6 * 24).set_train()
-    found = [[x.asnumpy().item() for x in step(Tensor(tokens, ms.int32))[:2]] for tokens in batches]
+    gradients = LocalGradients(gpt.GPTLoss(ours_of(start), PAD), Mesh(1), 2)
+    step, positions = TrainStep(gradients, config, LossScaleConfig(), 6 * 24).set_train(), Tensor(np.arange(6), ms.int32)
+    found = [[x.asnumpy().item() for x in step(Tensor(tokens, ms.int32), positions)[:2]] for tokens in batches]
     wanted = np.array(reference_steps(theirs, batches, config)).T
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-5)
     weights = hf.from_hf({name: p.detach().numpy() for name, p in theirs.named_parameters()}, SIZES)

@@ -13,6 +13,7 @@ from model.config import ModelConfig
 from model.gpt import GPT, GPTLoss
 from parallel.mesh import Mesh
 from train.config import LossScaleConfig, TrainConfig
+from train.gradients import LocalGradients
 from train.state import restore_weights
 from train.step import TrainStep
 
@@ -27,8 +28,9 @@ def make_step(name: str, micro_batch_size: int = 4, loss_scale: LossScaleConfig 
     """A training step on the golden model, with the settings of a golden run."""
     ms.set_context(mode=ms.GRAPH_MODE)
     config = TrainConfig(**{**FIGURES["runs"][name]["settings"], "micro_batch_size": micro_batch_size, **changes})
-    step = TrainStep(GPTLoss(GPT(ModelConfig(**SIZES)), FIGURES["pad"]), config, loss_scale or LossScaleConfig(), Mesh(1),
-                     config.global_batch_size // micro_batch_size, config.global_batch_size * SIZES["seq_length"])
+    gradients = LocalGradients(GPTLoss(GPT(ModelConfig(**SIZES)), FIGURES["pad"]), Mesh(1),
+                               config.global_batch_size // micro_batch_size)
+    step = TrainStep(gradients, config, loss_scale or LossScaleConfig(), config.global_batch_size * SIZES["seq_length"])
     weights = hf.from_hf(hf.read_weights(GOLDEN / "gpt2"), SIZES)
     for p in step.weights:
         p.set_data(Tensor(weights[p.name]))
@@ -37,7 +39,8 @@ def make_step(name: str, micro_batch_size: int = 4, loss_scale: LossScaleConfig 
 
 def run(step: TrainStep) -> list[tuple]:
     """(loss, grad_norm, loss_scale, overflow, lr, tokens) of each step."""
-    return [tuple(x.asnumpy().item() for x in step(Tensor(tokens, ms.int32))) for tokens in TENSORS["tokens"]]
+    return [tuple(x.asnumpy().item() for x in step(Tensor(tokens, ms.int32), Tensor(np.arange(len(tokens)), ms.int32)))
+            for tokens in TENSORS["tokens"]]
 
 
 def worst_differences(step: TrainStep, name: str) -> dict[str, float]:

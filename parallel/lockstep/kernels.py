@@ -1,0 +1,288 @@
+"""MindSpore's operators in numpy.
+
+A kernel takes the operator's inputs in MindSpore's order (mindspore/ops/op_def) and never changes them. Inexact arithmetic in half
+precision is done in float32 and rounded once, as on the device. `rank` gives each result the dtype that MindSpore inferred.
+"""
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from parallel.lockstep.mindir import Node
+
+GELU_1 = math.sqrt(2 / math.pi)
+GELU_3 = GELU_1 * 0.044715
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """x in float32 if its own floating dtype is shorter."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else x
+
+
+def in_float32(f: Callable) -> Callable:
+    """f of wide arguments; the rest pass unchanged."""
+    return lambda *args: f(*(wide(a) if isinstance(a, np.ndarray) else a for a in args))
+
+
+def arithmetic(f: Callable) -> Callable:
+    """f of two tensors, or of a tensor and a Python number, which takes the tensor's dtype where it fits."""
+    def apply(x, y):
+        if not isinstance(y, np.ndarray):
+            y = number_like(y, x)
+        elif not isinstance(x, np.ndarray):
+            x = number_like(x, y)
+        return f(x, y)
+    return apply
+
+
+def number_like(number, x: np.ndarray):
+    """Python's number in x's dtype; a float beside integers stays a float."""
+    return number if isinstance(number, float) and x.dtype.kind in "iub" else np.asarray(number, x.dtype)
+
+
+def reduction(f: Callable) -> Callable:
+    """(x, axis or axes, keep_dims, skip_mode): over all axes where none is named, unless skip_mode."""
+    def apply(x, axis=None, keep_dims=False, skip_mode=False, *_):
+        if axis in ((), None):
+            if skip_mode:
+                return x
+            axis = None
+        return f(wide(x), axis=axis, keepdims=bool(keep_dims))
+    return apply
+
+
+def matmul(a, b, transpose_a=False, transpose_b=False):
+    a, b = wide(a), wide(b)
+    return (np.swapaxes(a, -1, -2) if transpose_a else a) @ (np.swapaxes(b, -1, -2) if transpose_b else b)
+
+
+def bias_add(x, bias, data_format="NCHW"):
+    return x + bias if x.ndim == 2 else x + bias.reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
+def bias_add_grad(dy, data_format="NCHW"):
+    return wide(dy).sum(tuple(i for i in range(dy.ndim) if i != 1))
+
+
+@in_float32
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(x * (GELU_1 + GELU_3 * (x * x))))
+
+
+@in_float32
+def gelu_grad(dy, x, _y):
+    square = x * x
+    t = np.tanh(x * (GELU_1 + GELU_3 * square))
+    return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (GELU_1 + 3 * GELU_3 * square))
+
+
+def one_axis(axis) -> int:
+    return axis[0] if isinstance(axis, tuple) else axis
+
+
+@in_float32
+def softmax(x, axis=-1):
+    axis = one_axis(axis)
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+@in_float32
+def log_softmax(x, axis=-1):
+    shifted = x - x.max(axis, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
+
+
+@in_float32
+def softmax_backward(dy, y, axis=-1):
+    axis = one_axis(axis)
+    return y * (dy - (dy * y).sum(axis, keepdims=True))
+
+
+@in_float32
+def log_softmax_grad(y, dy, axis=-1):
+    return dy - np.exp(y) * dy.sum(axis, keepdims=True)
+
+
+@in_float32
+def layer_norm(x, gamma, beta, begin_norm_axis=-1, _begin_params_axis=-1, epsilon=1e-5):
+    axes = tuple(range(begin_norm_axis % x.ndim, x.ndim))
+    mean = x.mean(axes, keepdims=True)
+    centred = x - mean
+    variance = (centred * centred).mean(axes, keepdims=True)
+    return centred / np.sqrt(variance + np.float32(epsilon)) * gamma + beta, mean, variance
+
+
+def layer_norm_grad(x, dy, variance, mean, gamma, begin_norm_axis=-1, _begin_params_axis=-1, *, epsilon):
+    x, dy, variance, mean, gamma = map(wide, (x, dy, variance, mean, gamma))
+    axes = tuple(range(begin_norm_axis % x.ndim, x.ndim))
+    rest = tuple(range(x.ndim - gamma.ndim))
+    scale = 1 / np.sqrt(variance + np.float32(epsilon))
+    normal, d = (x - mean) * scale, dy * gamma
+    dx = (d - d.mean(axes, keepdims=True) - normal * (d * normal).mean(axes, keepdims=True)) * scale
+    return dx, (dy * normal).sum(rest), dy.sum(rest)
+
+
+def one_hot(index, depth, on, off, axis=-1):
+    if axis not in (-1, index.ndim):
+        raise ValueError(f"OneHot along axis {axis}: only the last axis is known here")
+    return np.where(index[..., None] == np.arange(int(depth)), on, off)
+
+
+def gather(x, index, axis, batch_dims=0):
+    if batch_dims:
+        raise ValueError(f"Gather with batch_dims={batch_dims}: only 0 is known here")
+    return np.take(x, index, int(axis))
+
+
+def gather_d_grad(x, dim, index, dy):
+    out = np.zeros(x.shape, wide(dy).dtype)
+    place = list(np.ogrid[tuple(slice(n) for n in index.shape)])
+    place[dim] = index
+    np.add.at(out, tuple(place), dy)
+    return out
+
+
+def segment_sum(x, index, count):
+    """Rows with a number outside [0, count) are left out."""
+    flat, rows = index.reshape(-1), wide(x).reshape((index.size,) + x.shape[index.ndim:])
+    inside = np.flatnonzero((flat >= 0) & (flat < count))
+    out = np.zeros((int(count),) + x.shape[index.ndim:], rows.dtype)
+    if inside.size:
+        order = inside[np.argsort(flat[inside], kind="stable")]
+        numbers = flat[order]
+        starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
+        out[numbers[starts]] = np.add.reduceat(rows[order], starts)
+    return out
+
+
+def slices(begin, end, strides, begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0):
+    """numpy's index for StridedSlice: bit i of a mask is about the i-th entry."""
+    index = []
+    for i, (b, e, s) in enumerate(zip(begin, end, strides, strict=True)):
+        bit = 1 << i
+        if ellipsis_mask & bit:
+            index.append(Ellipsis)
+        elif new_axis_mask & bit:
+            index.append(None)
+        elif shrink_axis_mask & bit:
+            index.append(int(b))
+        else:
+            index.append(slice(None if begin_mask & bit else int(b), None if end_mask & bit else int(e), int(s)))
+    return tuple(index)
+
+
+def strided_slice_grad(dy, shape, *index):
+    out = np.zeros(shape, dy.dtype)
+    out[slices(*index)] = dy
+    return out
+
+
+def slice_from(x, begin, size):
+    return x[tuple(slice(b, None if n == -1 else b + n) for b, n in zip(begin, size, strict=True))]
+
+
+def add_n(tensors):
+    total = wide(tensors[0])
+    for x in tensors[1:]:
+        total = total + wide(x)
+    return total
+
+
+def unbroadcast(dy, shape):
+    """The sum over the axes along which something of this shape was repeated."""
+    extra = dy.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(i + extra for i, n in enumerate(shape) if n == 1 and dy.shape[i + extra] != 1)
+    return dy.sum(axes, keepdims=True).reshape(shape) if axes else dy
+
+
+def extremum_grad(wins):
+    """Of Minimum and Maximum: the gradient goes to the input that won; where they are equal, to the first."""
+    def apply(x, y, dy, *_):
+        first = wins(x, y)
+        return unbroadcast(np.where(first, dy, 0), x.shape), unbroadcast(np.where(first, 0, dy), y.shape)
+    return apply
+
+
+def concat(tensors, axis=0):
+    return np.concatenate(tensors, axis)
+
+
+def split(x, axis, count):
+    return tuple(np.split(x, count, axis))
+
+
+def split_with_size(x, sizes, axis):
+    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
+
+
+def unstack(x, *, axis):
+    return tuple(np.moveaxis(x, axis, 0))
+
+
+def arg_max(x, axis=-1, *_):
+    return np.argmax(x, axis)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-wide(x)))
+
+
+KERNELS: dict[str, Callable] = {
+    # of two tensors, or a tensor and a number
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "RealDiv": np.true_divide, "Div": np.true_divide,
+    "Muls": np.multiply, "Divs": np.true_divide, "SubScalar": np.subtract, "FloorDiv": np.floor_divide, "FloorMod": np.mod, "Pow": in_float32(np.power),
+    "PowTensorScalar": in_float32(np.power),
+    "Minimum": np.minimum, "Maximum": np.maximum, "Equal": np.equal, "NotEqual": np.not_equal, "Greater": np.greater,
+    "GreaterEqual": np.greater_equal, "Less": np.less, "LessEqual": np.less_equal, "LogicalAnd": np.logical_and,
+    "LogicalOr": np.logical_or, "BitwiseXor": np.bitwise_xor, "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or,
+    "RightShift": np.right_shift, "LeftShift": np.left_shift,
+}
+KERNELS = {op: arithmetic(f) for op, f in KERNELS.items()} | {
+    # element by element
+    "Neg": np.negative, "Abs": np.abs, "Sign": np.sign, "Square": np.square, "Round": np.round, "Floor": np.floor,
+    "IsFinite": np.isfinite, "LogicalNot": np.logical_not, "ReLU": lambda x: np.maximum(x, np.zeros((), x.dtype)),
+    "Exp": in_float32(np.exp), "Log": in_float32(np.log), "Sqrt": in_float32(np.sqrt), "Tanh": in_float32(np.tanh),
+    "Rsqrt": in_float32(lambda x: 1 / np.sqrt(x)), "Reciprocal": in_float32(lambda x: 1 / x), "Cos": in_float32(np.cos),
+    "Sin": in_float32(np.sin), "Sigmoid": sigmoid, "GeLU": gelu, "GeLUGrad": gelu_grad, "Select": np.where,
+    "ReluGrad": lambda dy, y: dy * (y > 0), "TanhGrad": in_float32(lambda y, dy: dy * (1 - y * y)),
+    "SigmoidGrad": in_float32(lambda y, dy: dy * y * (1 - y)), "SqrtGrad": in_float32(lambda y, dy: dy * 0.5 / y),
+    "RsqrtGrad": in_float32(lambda y, dy: dy * -0.5 * y * y * y), "ReciprocalGrad": in_float32(lambda y, dy: -dy * y * y),
+    "MinimumGrad": extremum_grad(np.less_equal), "MaximumGrad": extremum_grad(np.greater_equal), "AddN": add_n,
+    # products, normalisation, reductions
+    "MatMul": matmul, "BatchMatMul": matmul, "BiasAdd": bias_add, "BiasAddGrad": bias_add_grad,
+    "Softmax": softmax, "SoftmaxBackward": softmax_backward, "LogSoftmax": log_softmax, "LogSoftmaxGrad": log_softmax_grad,
+    "LayerNorm": layer_norm, "LayerNormGrad": layer_norm_grad,
+    "ReduceSum": reduction(np.sum), "ReduceMean": reduction(np.mean), "ReduceMax": reduction(np.max), "ReduceMin": reduction(np.min),
+    "ReduceAll": reduction(np.all), "ReduceAny": reduction(np.any), "L2Loss": lambda x: np.square(wide(x)).sum() / 2,
+    "SumExt": lambda x, axis=None, keep_dims=False, *_: reduction(np.sum)(x, axis, keep_dims),
+    "MeanExt": lambda x, axis=None, keep_dims=False, *_: reduction(np.mean)(x, axis, keep_dims),
+    "Argmax": arg_max,
+    # indices and shapes
+    "OneHot": one_hot, "Gather": gather, "GatherD": lambda x, dim, index: np.take_along_axis(x, index, dim),
+    "GatherDGradV2": gather_d_grad, "UnsortedSegmentSum": segment_sum,
+    "StridedSlice": lambda x, *index: x[slices(*index)], "StridedSliceGrad": strided_slice_grad, "Slice": slice_from,
+    "Stack": lambda tensors, *, axis: np.stack(tensors, axis), "Unstack": unstack, "Concat": concat, "Split": split, "SplitWithSize": split_with_size, "Tile": np.tile, "Transpose": np.transpose, "Reshape": np.reshape,
+    "ExpandDims": np.expand_dims, "Squeeze": lambda x, axis=(): np.squeeze(x, axis or None), "BroadcastTo": np.broadcast_to,
+    "TensorMove": lambda x: x, "StopGradient": lambda x: x, "Cast": lambda x, *_: np.asarray(x),
+    "ZerosLike": np.zeros_like, "ZerosLikeExt": lambda x, *_: np.zeros_like(x), "OnesLike": np.ones_like,
+}
+# These are told the type of their result.
+TYPED = {
+    "FillV2": lambda t, _shape, x: np.full(t.shape, x, t.dtype), "Fill": lambda t, _dtype, _shape, x: np.full(t.shape, x, t.dtype),
+    "FillScalar": lambda t, _shape, x, *_: np.full(t.shape, x, t.dtype), "Zeros": lambda t, *_: np.zeros(t.shape, t.dtype),
+    "Ones": lambda t, *_: np.ones(t.shape, t.dtype),
+}
+# These have arguments that MindSpore keeps as attributes.
+ATTRIBUTES = {"LayerNormGrad": ("epsilon",), "Stack": ("axis",), "Unstack": ("axis",)}
+
+
+def kernel_of(node: Node) -> Callable | None:
+    """The kernel of a node, to be called with its inputs; None if the operator is not known."""
+    if node.op in TYPED:
+        return partial(TYPED[node.op], node.type)
+    f = KERNELS.get(node.op)
+    if f and node.op in ATTRIBUTES:
+        return partial(f, **{name: node.attributes[name] for name in ATTRIBUTES[node.op]})
+    return f

@@ -1,0 +1,59 @@
+"""What a dry run calls for each rank: build the cells as a training process would, compile them, keep what the compiler made.
+
+Files in job["out"], <kind> being train or eval:
+    rank_<r>.<kind>.mindir   the compiled graph of this rank, with its communication
+    rank_<r>.<kind>.json     "parameters": name -> how MindSpore cut it; "strategies": operator -> its strategy
+"""
+import json
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, communication
+from mindspore.graph.api import _cell_graph_executor as executor
+from mindspore.nn.utils import no_init_parameters
+
+from data.tokenizer import PAD_ID
+from eval.step import EvalStep
+from parallel.mesh import Mesh, make_mesh, micro_batches
+from train.build import build_gpt, build_train_step, compiled, shard
+from train.config import RunConfig, load_config
+
+
+def main(job: dict) -> None:
+    """Compile one rank. job: "rank", "world_size", "config" (a YAML file), "kinds" (train, eval), "out" (a folder)."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    communication.init()
+    config, out = load_config(job["config"]), Path(job["out"])
+    mesh = make_mesh(config.parallel, job["world_size"], job["rank"])
+    for kind in job["kinds"]:
+        with no_init_parameters():  # a dry run needs no values, and those of a large model would not fit here
+            cell, inputs = {"train": train_cell, "eval": eval_cell}[kind](config, mesh)
+        phase, _ = executor.compile(cell, *inputs, phase=kind)
+        stem = out / f"rank_{job['rank']}.{kind}"
+        stem.with_suffix(f".{kind}.mindir").write_bytes(executor._graph_executor.get_func_graph_proto(phase, "mind_ir", False))
+        found = {"parameters": {name: list(map(_plain, layout)) for name, layout in cell.parameter_layout_dict.items()},
+                 "strategies": executor._get_shard_strategy(cell)}
+        stem.with_suffix(f".{kind}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _plain(value):
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value if isinstance(value, int) else str(value)
+
+
+def train_cell(config: RunConfig, mesh: Mesh):
+    """The training step, and inputs of the right shapes."""
+    count = micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
+    step = build_train_step(build_gpt(config, mesh), config, mesh, count).set_train()
+    samples = config.train.global_batch_size // mesh.dp
+    tokens = Tensor(np.zeros((samples, config.data.seq_length + 1), np.int32))
+    return compiled(step, config, mesh, 2), (tokens, Tensor(np.arange(samples), ms.int32))
+
+
+def eval_cell(config: RunConfig, mesh: Mesh):
+    """The evaluation step, which is given one micro-batch at a time, and an input of the right shape."""
+    count = micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
+    step = EvalStep(build_gpt(config, mesh), PAD_ID).set_train(False)
+    shard(step, config, mesh)
+    samples = config.train.global_batch_size // mesh.dp // count
+    return compiled(step, config, mesh, 1), (Tensor(np.zeros((samples, config.data.seq_length + 1), np.int32)),)
