@@ -275,5 +275,7 @@ class GPTLoss(nn.Cell):
         if stage is None:
             return self.trainable_params()
         cells = [c for c in (self.gpt.embedding, *self.gpt.blocks, self.gpt.norm) if c.pipeline_stage == stage]
-        table = [self.gpt.embedding.token] if stage == self.head_loss.pipeline_stage and self.gpt.embedding not in cells else []
-        return [p for cell in cells for p in cell.trainable_params()] + table
+        held = {p.name for cell in cells for p in cell.trainable_params()}
+        if stage == self.head_loss.pipeline_stage:
+            held.add(self.gpt.embedding.token.name)
+        return [p for p in self.trainable_params() if p.name in held]

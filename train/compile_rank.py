@@ -5,6 +5,7 @@ Files in job["out"], <kind> being train or eval:
     rank_<r>.<kind>.json     "parameters": name -> how MindSpore cut it; "strategies": operator -> its strategy
 """
 import json
+import os
 from pathlib import Path
 
 import mindspore as ms
@@ -15,13 +16,15 @@ from mindspore.nn.utils import no_init_parameters
 
 from data.tokenizer import PAD_ID
 from eval.step import EvalStep
+from parallel.files import replace_text
 from parallel.mesh import Mesh, make_mesh, micro_batches
 from train.build import build_gpt, build_train_step, compiled, shard
 from train.config import RunConfig, load_config
 
 
 def main(job: dict) -> None:
-    """Compile one rank. job: "rank", "world_size", "config" (a YAML file), "kinds" (train, eval), "out" (a folder)."""
+    """Compile one rank. job: "rank", "world_size", "config" (a YAML file), "kinds" (train, eval), "out" and "scratch" (folders)."""
+    os.chdir(job["scratch"])  # where MindSpore leaves its reports of failures
     ms.set_context(mode=ms.GRAPH_MODE)
     communication.init()
     config, out = load_config(job["config"]), Path(job["out"])
@@ -30,11 +33,12 @@ def main(job: dict) -> None:
         with no_init_parameters():  # a dry run needs no values, and those of a large model would not fit here
             cell, inputs = {"train": train_cell, "eval": eval_cell}[kind](config, mesh)
         phase, _ = executor.compile(cell, *inputs, phase=kind)
-        stem = out / f"rank_{job['rank']}.{kind}"
-        stem.with_suffix(f".{kind}.mindir").write_bytes(executor._graph_executor.get_func_graph_proto(phase, "mind_ir", False))
+        graph = executor._graph_executor.get_func_graph_proto(phase, "mind_ir", False)
+        (out / f"rank_{job['rank']}.{kind}.mindir").write_bytes(graph)
         found = {"parameters": {name: list(map(_plain, layout)) for name, layout in cell.parameter_layout_dict.items()},
                  "strategies": executor._get_shard_strategy(cell)}
-        stem.with_suffix(f".{kind}.json").write_text(json.dumps(found), encoding="utf-8")
+        # Last, and at once: the file says that this rank is done.
+        replace_text(out / f"rank_{job['rank']}.{kind}.json", json.dumps(found))
 
 
 def _plain(value):

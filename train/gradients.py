@@ -4,6 +4,7 @@
 its samples, and one AllReduce adds up. `ShardedGradients` is for Ascend under any mesh: MindSpore's semi-automatic parallelism cuts
 the network as its cells' `shard` says, and adds what communication the gradients need.
 """
+import mindspore as ms
 from mindspore import ParameterTuple, lazy_inline, nn, ops
 from mindspore.ops import functional as F
 from mindspore.parallel.nn import GradAccumulation, Pipeline
@@ -120,6 +121,7 @@ class ShardedGradients(nn.Cell):
             self.accumulated = ParameterTuple(a for a in self.all_accumulated if a.name in here)
         self.shares = tuple(square_share(w.name, w.shape, mesh, config) for w in self.weights)
         self.map, self.l2_loss, self.all_reduce, self.stack = ops.HyperMap(), ops.L2Loss(), ops.AllReduce(), ops.Stack()
+        self.is_finite = ops.IsFinite()
         self.copies_of_sums, self.round = 1.0 / (mesh.dp * mesh.tp), ops.Round()  # the ranks of the last stage hold them alike
 
     def construct(self, tokens, positions, sens):
@@ -135,7 +137,8 @@ class ShardedGradients(nn.Cell):
         """Zero the accumulators once `done`, a number that depends on the last use of the gradients, is there."""
         if self.accumulates:
             # A zero that is known only at run time: the compiler would make a constant as large as each accumulator of another.
-            zero = F.cast(F.logical_and(done < 0, done > 0), ms.float32)
+            finite = self.is_finite(done)
+            zero = F.cast(F.logical_and(finite, F.logical_not(finite)), ms.float32)
             return F.depend(done, self.map(F.partial(_clear, zero), self.all_accumulated))
         return done
 

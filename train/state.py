@@ -40,7 +40,8 @@ def capture(step: TrainStep, consumed_samples: int, config: RunConfig, identity:
 
 def identity_of(config: RunConfig, tokenizer_sha256: str, samples_sha256: str) -> dict:
     """What must be equal for a checkpoint to be gone on with: the model, the tokenizer, the samples and their order."""
-    model = config.model.model_dump(exclude={"dropout", "init_std"})  # these may change in mid-run, and it is said if they do
+    # These may change in mid-run, and it is said if they do.
+    model = config.model.model_dump(exclude={"vocab_multiple", "dropout", "init_std"})
     return {"model": {**model, "ffn_hidden_size": config.model.ffn_size}, "tokenizer": tokenizer_sha256,
             "samples": samples_sha256, "seed": config.run.seed}
 

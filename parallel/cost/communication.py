@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from parallel.cost.parameters import stage_kinds
 from parallel.cost.sizes import Plan, Sizes
+from parallel.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,15 @@ def group_size(plan: Plan, group: str) -> int:
     return {"tp": mesh.tp, "dp": mesh.dp, "dp x tp": mesh.dp * mesh.tp, "pp": 2, "all": mesh.world_size}[group]
 
 
+def members(mesh: Mesh, group: str) -> tuple[int, ...]:
+    """The ranks of mesh.rank's group; not for pp, where each rank of a stage has its partners before and after it."""
+    first = mesh.stage * mesh.dp * mesh.tp
+    return {"tp": tuple(range(mesh.rank - mesh.tp_rank, mesh.rank - mesh.tp_rank + mesh.tp)),
+            "dp": tuple(range(first + mesh.tp_rank, first + mesh.dp * mesh.tp, mesh.tp)),
+            "dp x tp": tuple(range(first, first + mesh.dp * mesh.tp)),
+            "all": tuple(range(mesh.world_size))}[group]
+
+
 def communication(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     """The collectives of one step of any rank of a stage."""
     micro = plan.num_micro_batches
@@ -50,21 +60,22 @@ def _stream_bytes(sizes: Sizes, plan: Plan) -> int:
 
 
 def _blocks(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
-    """Of one micro-batch: a sum behind each row-parallel product, and in the backward pass before each column-parallel one.
+    """Of one micro-batch: a sum behind each row-parallel product, and another of its gradient.
 
-    Query, key and value share their input: their three gradients are added up before the sum over ranks. Sequence parallelism
-    makes of each sum a ReduceScatter behind and an AllGather before (arXiv:2205.05198, section 4.2.2), and gathers the
-    column-parallel input once more for the weights' gradients. Full recomputing repeats the forward pass.
+    Megatron-LM (arXiv:1909.08053) sums the gradient before each column-parallel product instead; MindSpore differentiates the
+    AllReduce into an AllReduce, and the residual stream's gradient stays a partial sum in between. There are as many of them.
+    Sequence parallelism makes of each sum a ReduceScatter behind and an AllGather before (arXiv:2205.05198, section 4.2.2);
+    the gathered input is kept for the weights' gradients. Full recomputing repeats the forward pass.
     """
     blocks, stream = plan.num_blocks(stage), _stream_bytes(sizes, plan)
     forward, backward = 2 * (blocks + plan.recompute_of(stage)["full"]), 2 * blocks
     if not plan.mesh.sequence_parallel:
         return [Traffic("AllReduce", "tp", forward, stream, "outputs of attention and MLP"),
-                Traffic("AllReduce", "tp", backward, stream, "gradients of their inputs")]
+                Traffic("AllReduce", "tp", backward, stream, "gradients of these outputs")]
     return [Traffic("AllGather", "tp", forward, stream, "inputs of attention and MLP"),
             Traffic("ReduceScatter", "tp", forward, stream, "outputs of attention and MLP"),
-            Traffic("AllGather", "tp", backward, stream, "gradients of their outputs"),
-            Traffic("ReduceScatter", "tp", backward, stream, "gradients of their inputs")]
+            Traffic("AllGather", "tp", backward, stream, "gradients of these outputs"),
+            Traffic("ReduceScatter", "tp", backward, stream, "gradients of the inputs")]
 
 
 def _ends(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
@@ -72,10 +83,16 @@ def _ends(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     stream, row = _stream_bytes(sizes, plan), plan.rows(sizes) * 4
     traffic = []
     if stage == 0:
-        traffic += [Traffic("AllReduce", "tp", 1, stream, "embeddings of the tokens")]
+        # Where only the vocabulary is cut, MindSpore's Gather scatters the sum over the samples, if they divide, and gathers.
+        scattered = plan.mesh.dp == 1 and plan.micro_batch_size % plan.mesh.tp == 0
+        traffic += [Traffic(kind, "tp", 2, stream, "embeddings of the tokens, and their gradient")
+                    for kind in (("ReduceScatter", "AllGather") if scattered else ("AllReduce",))]
     if stage == plan.mesh.pp - 1:
-        traffic += [Traffic("AllReduce", "tp", 1, stream, "gradient of the head's input"),
-                    Traffic("AllReduce", "tp", 3, row, "largest logit, sum of exponentials, label's logit")]
+        if plan.mesh.sequence_parallel:
+            traffic += [Traffic("AllGather", "tp", 1, stream, "input of the head"),
+                        Traffic("ReduceScatter", "tp", 1, stream, "gradient of the head's input")]
+        traffic += [Traffic("AllReduce", "tp", 6, row, "largest logit, sum of exponentials, label's logit, and their gradients"),
+                    Traffic("AllReduce", "dp", 3, 4, "sum of losses, number of tokens, and the gradient of the loss")]
     return traffic
 
 
@@ -90,17 +107,16 @@ def _boundaries(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
 
 @lru_cache(4096)
 def _gradients(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
-    """One transfer for each parameter, before fusion: over dp where tp cuts the parameter, else over all ranks of the stage."""
+    """Before fusion, for each parameter: over dp where tp cuts it, else over all ranks of the stage."""
     traffic = []
     for p, count in stage_kinds(sizes, plan, stage):
         if p.name == "embedding.token" and stage > 0:
             continue  # its gradient goes to the first stage
-        size = math.prod(p.tp_shape(plan)) * plan.weight_bytes
+        size, group = math.prod(p.tp_shape(plan)) * plan.weight_bytes, "dp x tp" if p.tp_axis is None else "dp"
         if p.sharded(plan):
-            traffic += [Traffic("ReduceScatter", "dp", count, size, f"gradient of {p.name}"),
-                        Traffic("AllGather", "dp", count, size, p.name)]
+            traffic += [Traffic("AllGather", group, count, size, p.name),
+                        Traffic("ReduceScatter", group, count, size, f"gradient of {p.name}")]
         else:
-            group = "dp x tp" if p.tp_axis is None else "dp"
             traffic.append(Traffic("AllReduce", group, count, size, f"gradient of {p.name}"))
     return traffic
 

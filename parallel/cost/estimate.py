@@ -112,7 +112,7 @@ def _stage(sizes: Sizes, plan: Plan, topology: TopologyConfig, stage: int) -> _S
     def total(*groups, kind=None):
         return sum(s for t, s in zip(traffic, seconds, strict=True) if t.group in groups and kind in (None, t.kind))
 
-    gathered = total("dp", kind="AllGather")
+    gathered = total("dp", "dp x tp", kind="AllGather")
     reduced = total("dp", "dp x tp") - gathered
     table = sum(s for t, s in zip(traffic, seconds, strict=True) if "token table" in t.what)
     shown = max(0.0, reduced - backward) + max(0.0, gathered - forward) + total("all") + table

@@ -18,16 +18,22 @@ class Parameter:
         """What one tensor-parallel rank computes with."""
         return tuple(n // plan.mesh.tp if axis == self.tp_axis else n for axis, n in enumerate(self.shape))
 
+    def copies(self, plan: Plan) -> int:
+        """Ranks of a stage that compute with the same slice: over dp, and over tp too where that does not cut it."""
+        return plan.mesh.dp * (plan.mesh.tp if self.tp_axis is None else 1)
+
     def sharded(self, plan: Plan) -> bool:
-        """Whether optimizer sharding cuts it (axis 0, over dp): the axis divides and the slice reaches the threshold."""
-        local = self.tp_shape(plan)
-        return (plan.optimizer_sharding and plan.mesh.dp > 1 and local[0] % plan.mesh.dp == 0
-                and math.prod(local) * plan.weight_bytes >= plan.threshold_kb * 1024)
+        """Whether optimizer sharding cuts axis 0 over all copies: the axis divides, and the parameter reaches the threshold.
+
+        Before tensor parallelism cuts it: so MindSpore 2.10 measures it.
+        """
+        return (plan.optimizer_sharding and self.copies(plan) > 1 and self.tp_shape(plan)[0] % self.copies(plan) == 0
+                and math.prod(self.shape) * plan.weight_bytes >= plan.threshold_kb * 1024)
 
     def local_shape(self, plan: Plan) -> tuple[int, ...]:
         """What one rank keeps, with its moments."""
         first, *rest = self.tp_shape(plan)
-        return (first // plan.mesh.dp, *rest) if self.sharded(plan) else (first, *rest)
+        return (first // self.copies(plan), *rest) if self.sharded(plan) else (first, *rest)
 
 
 def _linear(name: str, fan_out: int, fan_in: int, column: bool) -> list[Parameter]:

@@ -110,6 +110,7 @@ class Scheduler:
 
 def _start(entry: Callable[[dict], None], job: dict, folder: Path) -> _Child:
     log = folder / f"rank_{job['rank']}.log"
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     read, write = os.pipe()
     server = os.getpid()
     sys.stdout.flush()
@@ -118,13 +119,14 @@ def _start(entry: Callable[[dict], None], job: dict, folder: Path) -> _Child:
     if pid == 0:
         try:
             _die_with(server)
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             os.dup2(output, 1)
             os.dup2(output, 2)
+            os.chdir(folder)  # where MindSpore leaves its own reports of a failure
             _call(entry, job, write)
         finally:
             os._exit(1)  # whatever happens: never back into the server's code
     os.close(write)
+    os.close(output)
     return _Child(job, pid, read, log, time.monotonic())
 
 
@@ -151,7 +153,7 @@ def essence(error: BaseException) -> str:
     text = str(error)
     message = re.split(r"^\s*-{20,}\s*$", text, maxsplit=1, flags=re.MULTILINE)[0]
     lines = [line.rstrip() for line in message.splitlines() if line.strip()][:ERROR_LINES]
-    places = re.findall(r"^# In file ([^\s,~]+)", text, flags=re.MULTILINE)
+    places = re.findall(r"^# (?:\d+ )?In file ([^\s,~]+)", text, flags=re.MULTILINE)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return (kind + "\n".join(lines))[:ERROR_LENGTH] + (f"\nat {places[-1]}" if places else "")
 
@@ -172,7 +174,9 @@ def _outcome(child: _Child, status: int) -> dict:
     elif code and not error:
         error = f"ended with exit code {code}"
     if code:
-        error = "\n".join([error, *logged_errors(child.log.read_text(encoding="utf-8", errors="replace"))])
+        said = error.splitlines()[0].partition(": ")[2] or error
+        logged = logged_errors(child.log.read_text(encoding="utf-8", errors="replace"))
+        error = "\n".join([error, *(line for line in logged if said not in line)])
     return {"rank": child.job["rank"], "ok": code == 0, "seconds": time.monotonic() - child.start, "peak_rss_bytes": child.peak,
             "error": error, "log": str(child.log)}
 

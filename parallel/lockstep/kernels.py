@@ -89,20 +89,9 @@ def softmax(x, axis=-1):
 
 
 @in_float32
-def log_softmax(x, axis=-1):
-    shifted = x - x.max(axis, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
-
-
-@in_float32
 def softmax_backward(dy, y, axis=-1):
     axis = one_axis(axis)
     return y * (dy - (dy * y).sum(axis, keepdims=True))
-
-
-@in_float32
-def log_softmax_grad(y, dy, axis=-1):
-    return dy - np.exp(y) * dy.sum(axis, keepdims=True)
 
 
 @in_float32
@@ -173,14 +162,10 @@ def slices(begin, end, strides, begin_mask=0, end_mask=0, ellipsis_mask=0, new_a
     return tuple(index)
 
 
-def strided_slice_grad(dy, shape, *index):
+def strided_slice_grad(dy, shape, begin, end, strides, **masks):
     out = np.zeros(shape, dy.dtype)
-    out[slices(*index)] = dy
+    out[slices(begin, end, strides, **masks)] = dy
     return out
-
-
-def slice_from(x, begin, size):
-    return x[tuple(slice(b, None if n == -1 else b + n) for b, n in zip(begin, size, strict=True))]
 
 
 def add_n(tensors):
@@ -188,21 +173,6 @@ def add_n(tensors):
     for x in tensors[1:]:
         total = total + wide(x)
     return total
-
-
-def unbroadcast(dy, shape):
-    """The sum over the axes along which something of this shape was repeated."""
-    extra = dy.ndim - len(shape)
-    axes = tuple(range(extra)) + tuple(i + extra for i, n in enumerate(shape) if n == 1 and dy.shape[i + extra] != 1)
-    return dy.sum(axes, keepdims=True).reshape(shape) if axes else dy
-
-
-def extremum_grad(wins):
-    """Of Minimum and Maximum: the gradient goes to the input that won; where they are equal, to the first."""
-    def apply(x, y, dy, *_):
-        first = wins(x, y)
-        return unbroadcast(np.where(first, dy, 0), x.shape), unbroadcast(np.where(first, 0, dy), y.shape)
-    return apply
 
 
 def concat(tensors, axis=0):
@@ -221,61 +191,51 @@ def unstack(x, *, axis):
     return tuple(np.moveaxis(x, axis, 0))
 
 
-def arg_max(x, axis=-1, *_):
-    return np.argmax(x, axis)
-
-
 def sigmoid(x):
     return 1 / (1 + np.exp(-wide(x)))
 
 
-KERNELS: dict[str, Callable] = {
-    # of two tensors, or a tensor and a number
+BINARY: dict[str, Callable] = {  # of two tensors, or of a tensor and a number
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "RealDiv": np.true_divide, "Div": np.true_divide,
-    "Muls": np.multiply, "Divs": np.true_divide, "SubScalar": np.subtract, "FloorDiv": np.floor_divide, "FloorMod": np.mod, "Pow": in_float32(np.power),
-    "PowTensorScalar": in_float32(np.power),
-    "Minimum": np.minimum, "Maximum": np.maximum, "Equal": np.equal, "NotEqual": np.not_equal, "Greater": np.greater,
-    "GreaterEqual": np.greater_equal, "Less": np.less, "LessEqual": np.less_equal, "LogicalAnd": np.logical_and,
-    "LogicalOr": np.logical_or, "BitwiseXor": np.bitwise_xor, "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or,
-    "RightShift": np.right_shift, "LeftShift": np.left_shift,
+    "Muls": np.multiply, "Divs": np.true_divide, "FloorDiv": np.floor_divide, "Pow": in_float32(np.power),
+    "PowTensorScalar": in_float32(np.power), "Minimum": np.minimum, "Maximum": np.maximum, "Equal": np.equal,
+    "NotEqual": np.not_equal, "Greater": np.greater, "GreaterEqual": np.greater_equal, "Less": np.less, "LessEqual": np.less_equal,
+    "LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "BitwiseXor": np.bitwise_xor, "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or, "RightShift": np.right_shift,
 }
-KERNELS = {op: arithmetic(f) for op, f in KERNELS.items()} | {
+KERNELS: dict[str, Callable] = {op: arithmetic(f) for op, f in BINARY.items()} | {
+    "SubScalar": lambda x, y, alpha=1: x - number_like(alpha * y, x), "AddN": add_n,
     # element by element
-    "Neg": np.negative, "Abs": np.abs, "Sign": np.sign, "Square": np.square, "Round": np.round, "Floor": np.floor,
-    "IsFinite": np.isfinite, "LogicalNot": np.logical_not, "ReLU": lambda x: np.maximum(x, np.zeros((), x.dtype)),
-    "Exp": in_float32(np.exp), "Log": in_float32(np.log), "Sqrt": in_float32(np.sqrt), "Tanh": in_float32(np.tanh),
-    "Rsqrt": in_float32(lambda x: 1 / np.sqrt(x)), "Reciprocal": in_float32(lambda x: 1 / x), "Cos": in_float32(np.cos),
-    "Sin": in_float32(np.sin), "Sigmoid": sigmoid, "GeLU": gelu, "GeLUGrad": gelu_grad, "Select": np.where,
-    "ReluGrad": lambda dy, y: dy * (y > 0), "TanhGrad": in_float32(lambda y, dy: dy * (1 - y * y)),
-    "SigmoidGrad": in_float32(lambda y, dy: dy * y * (1 - y)), "SqrtGrad": in_float32(lambda y, dy: dy * 0.5 / y),
-    "RsqrtGrad": in_float32(lambda y, dy: dy * -0.5 * y * y * y), "ReciprocalGrad": in_float32(lambda y, dy: -dy * y * y),
-    "MinimumGrad": extremum_grad(np.less_equal), "MaximumGrad": extremum_grad(np.greater_equal), "AddN": add_n,
-    # products, normalisation, reductions
+    "Neg": np.negative, "Square": np.square, "Round": np.round, "IsFinite": np.isfinite, "LogicalNot": np.logical_not,
+    "Exp": in_float32(np.exp), "Log": in_float32(np.log), "Sqrt": in_float32(np.sqrt), "Cos": in_float32(np.cos),
+    "Sin": in_float32(np.sin), "Rsqrt": in_float32(lambda x: 1 / np.sqrt(x)), "Reciprocal": in_float32(lambda x: 1 / x),
+    "ReLU": lambda x: np.maximum(x, np.zeros((), x.dtype)), "ReluGrad": lambda dy, y: dy * (y > 0),
+    "Sigmoid": in_float32(lambda x: 1 / (1 + np.exp(-x))), "SigmoidGrad": in_float32(lambda y, dy: dy * y * (1 - y)),
+    "SqrtGrad": in_float32(lambda y, dy: dy * 0.5 / y), "RsqrtGrad": in_float32(lambda y, dy: dy * -0.5 * y * y * y),
+    "GeLU": gelu, "GeLUGrad": gelu_grad, "Select": np.where,
+    # products, normalization, reductions
     "MatMul": matmul, "BatchMatMul": matmul, "BiasAdd": bias_add, "BiasAddGrad": bias_add_grad,
-    "Softmax": softmax, "SoftmaxBackward": softmax_backward, "LogSoftmax": log_softmax, "LogSoftmaxGrad": log_softmax_grad,
-    "LayerNorm": layer_norm, "LayerNormGrad": layer_norm_grad,
+    "Softmax": softmax, "SoftmaxBackward": softmax_backward, "LayerNorm": layer_norm, "LayerNormGrad": layer_norm_grad,
     "ReduceSum": reduction(np.sum), "ReduceMean": reduction(np.mean), "ReduceMax": reduction(np.max), "ReduceMin": reduction(np.min),
     "ReduceAll": reduction(np.all), "ReduceAny": reduction(np.any), "L2Loss": lambda x: np.square(wide(x)).sum() / 2,
     "SumExt": lambda x, axis=None, keep_dims=False, *_: reduction(np.sum)(x, axis, keep_dims),
-    "MeanExt": lambda x, axis=None, keep_dims=False, *_: reduction(np.mean)(x, axis, keep_dims),
-    "Argmax": arg_max,
+    "Argmax": lambda x, axis=-1, *_: np.argmax(x, axis),
     # indices and shapes
     "OneHot": one_hot, "Gather": gather, "GatherD": lambda x, dim, index: np.take_along_axis(x, index, dim),
     "GatherDGradV2": gather_d_grad, "UnsortedSegmentSum": segment_sum,
-    "StridedSlice": lambda x, *index: x[slices(*index)], "StridedSliceGrad": strided_slice_grad, "Slice": slice_from,
-    "Stack": lambda tensors, *, axis: np.stack(tensors, axis), "Unstack": unstack, "Concat": concat, "Split": split, "SplitWithSize": split_with_size, "Tile": np.tile, "Transpose": np.transpose, "Reshape": np.reshape,
-    "ExpandDims": np.expand_dims, "Squeeze": lambda x, axis=(): np.squeeze(x, axis or None), "BroadcastTo": np.broadcast_to,
-    "TensorMove": lambda x: x, "StopGradient": lambda x: x, "Cast": lambda x, *_: np.asarray(x),
-    "ZerosLike": np.zeros_like, "ZerosLikeExt": lambda x, *_: np.zeros_like(x), "OnesLike": np.ones_like,
+    "StridedSlice": lambda x, *index: x[slices(*index)], "StridedSliceGrad": strided_slice_grad,
+    "Stack": lambda tensors, *, axis: np.stack(tensors, axis), "Unstack": unstack, "Concat": concat,
+    "Split": split, "SplitWithSize": split_with_size, "Tile": np.tile, "Transpose": np.transpose, "Reshape": np.reshape,
+    "ExpandDims": np.expand_dims, "BroadcastTo": np.broadcast_to, "Cast": lambda x, *_: np.asarray(x),
+    "ZerosLikeExt": lambda x, *_: np.zeros_like(x),
 }
 # These are told the type of their result.
-TYPED = {
-    "FillV2": lambda t, _shape, x: np.full(t.shape, x, t.dtype), "Fill": lambda t, _dtype, _shape, x: np.full(t.shape, x, t.dtype),
-    "FillScalar": lambda t, _shape, x, *_: np.full(t.shape, x, t.dtype), "Zeros": lambda t, *_: np.zeros(t.shape, t.dtype),
-    "Ones": lambda t, *_: np.ones(t.shape, t.dtype),
-}
+TYPED: dict[str, Callable] = {"FillV2": lambda kind, _shape, x: np.full(kind.shape, x, kind.dtype)}
 # These have arguments that MindSpore keeps as attributes.
-ATTRIBUTES = {"LayerNormGrad": ("epsilon",), "Stack": ("axis",), "Unstack": ("axis",)}
+ATTRIBUTES = {
+    "LayerNormGrad": ("epsilon",), "Stack": ("axis",), "Unstack": ("axis",),
+    "StridedSliceGrad": ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"),
+}
 
 
 def kernel_of(node: Node) -> Callable | None:

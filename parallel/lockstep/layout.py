@@ -1,14 +1,61 @@
-"""Which part of a parameter a rank holds."""
+"""Which part of a parameter a rank holds, by the entry that MindSpore's `cell.parameter_layout_dict` has for it after compiling.
+
+An entry is (device matrix, tensor map, shape of a slice, field size, uniform split, group of the optimizer sharding, whole shape, ...).
+Its ranks are those of one pipeline stage. The device matrix gives them coordinates, the last axis running fastest; the map says of each
+axis of the tensor which axis of the matrix, counted from the last one, cuts it (-1: none). Ranks that get the same slice so form a group.
+Where the optimizer is sharded (`AutoParallel.hsdp`) the entry names it, and the slice is cut further among them along the first axis;
+the shape in the entry is the one before this.
+"""
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
+_MATRIX, _MAP, _GROUP, _WHOLE = 0, 1, 5, 6
 
-def slice_of(whole, layout, rank_in_stage):
-    matrix, tensor_map = layout[0], layout[1]
-    place = []
-    for size in reversed(matrix):
-        place.append(rank_in_stage % size)
-        rank_in_stage //= size
-    for axis, m in enumerate(tensor_map):
-        if m != -1:
-            whole = np.split(whole, matrix[len(matrix) - 1 - m], axis)[place[m]]
+
+def slice_of(whole: np.ndarray, layout: Sequence, rank_in_stage: int) -> np.ndarray:
+    """The part of a parameter that a rank holds: a view."""
+    return whole[_index(layout, whole.shape, rank_in_stage)]
+
+
+def whole_of(parts: Mapping[int, np.ndarray], layout: Sequence) -> np.ndarray:
+    """The parameter from its parts: rank in the stage -> part. Where several ranks hold the same part, the lowest rank's is taken.
+
+    Raises ValueError if an element is held by none of them.
+    """
+    shape = tuple(layout[_WHOLE])
+    whole, held = np.zeros(shape, next(iter(parts.values())).dtype), np.zeros(shape, bool)
+    for rank in sorted(parts, reverse=True):
+        index = _index(layout, shape, rank)
+        whole[index], held[index] = parts[rank], True
+    if not held.all():
+        raise ValueError(f"ranks {sorted(parts)} together do not hold the whole of a parameter of shape {list(shape)}")
     return whole
+
+
+def _index(layout: Sequence, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
+    matrix, tensor_map = list(layout[_MATRIX]), list(layout[_MAP])
+    coordinates = np.unravel_index(rank, matrix)
+    index = []
+    for size, m in zip(shape, tensor_map, strict=True):
+        axis = len(matrix) - 1 - m
+        n, i = (1, 0) if m == -1 else (matrix[axis], int(coordinates[axis]))
+        index.append(slice(i * size // n, (i + 1) * size // n))
+    if layout[_GROUP]:
+        uncut = [axis for axis in range(len(matrix)) if len(matrix) - 1 - axis not in tensor_map]
+        n, i = 1, 0
+        for axis in uncut:
+            n, i = n * matrix[axis], i * matrix[axis] + int(coordinates[axis])
+        _check_group(layout, n)
+        first = index[0]
+        size = (first.stop - first.start) // n
+        index[0] = slice(first.start + i * size, first.start + (i + 1) * size)
+    return tuple(index)
+
+
+def _check_group(layout: Sequence, size: int) -> None:
+    """MindSpore names a group <number of ranks>-<hash>; a smaller one than all holders is made by hsdp(shard_size=...)."""
+    number = str(layout[_GROUP]).partition("-")[0]
+    if number.isdigit() and int(number) != size:
+        raise ValueError(f"the optimizer is sharded over {number} of the {size} ranks that hold the same slice: only all of them are "
+                         "known here (hsdp without shard_size)")

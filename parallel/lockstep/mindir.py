@@ -68,10 +68,11 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """One function: the nodes in an order that respects data and side effects. Names of values are those within the graph.
+    """One function: the nodes in an order that respects data and side effects.
 
-    inputs: names and types. parameters: the network's, by the names that they have in its cells; only the main graph has them, the
-    others are handed as inputs what they use.
+    The name of a value begins with % if it belongs to the graph (inputs, parameters, results of nodes); constants and graphs have
+    names without it. inputs: names and types. parameters: the network's, without the %, as they are called in its cells; only the
+    main graph has them, the others are handed as inputs what they use.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Graph:
     output: str
     nodes: list[Node]
     parameters: dict[str, TensorType] = field(default_factory=dict)
+    constants: dict[str, object] = field(default_factory=dict)  # two graphs may give two values one name
 
 
 @dataclass(slots=True)
@@ -192,25 +194,29 @@ class _Reader:
         nodes, inputs, parameters, output = [], {}, {}, ""
         fields = list(_fields(self.data, a, b))  # GraphProto
         name = next(self.text(a, b) for number, a, b in fields if number == 2)
-        self.prefix, self.names = f"{name}:", {}
+        self.prefix, self.names, self.local = f"{name}:", {}, {}
         for number, a, b in fields:
             if number == 1:
                 self.node(a, b, nodes)
             elif number == 3:
-                parameters[self.name(*next((a, b) for n, a, b in _fields(self.data, a, b) if n == 7))] = self.tensor(a, b, False)
+                label = self.name(*next((a, b) for n, a, b in _fields(self.data, a, b) if n == 7))
+                parameters[label.removeprefix("%")] = self.tensor(a, b, False)
             elif number == 5:
                 key, value = self.input(a, b)
                 inputs[key] = value
             elif number == 6:
                 output = self.name(*next((a, b) for n, a, b in _fields(self.data, a, b) if n == 1))
-        return Graph(name, inputs, output, nodes, parameters)
+        return Graph(name, inputs, output, nodes, parameters, self.local)
 
     def name(self, a: int, b: int) -> str:
-        """A value's name within its graph."""
+        """The name of a value; the name of its graph, which begins it in the file, becomes %."""
         key = self.data[a:b]
         if key not in self.names:
-            self.names[key] = key.decode().removeprefix(self.prefix)
+            self.names[key] = self.local(key.decode())
         return self.names[key]
+
+    def local(self, name: str) -> str:
+        return "%" + name[len(self.prefix):] if name.startswith(self.prefix) else name
 
     def input(self, a: int, b: int) -> tuple[str, Type]:
         name, kind = "", None
@@ -242,14 +248,14 @@ class _Reader:
                 key, value = self.attribute(a, b)
                 marks[key] = value
         if op == "Constant":
-            self.constants[output] = self.value(*attributes[0])[1]
+            self.constants[output] = self.local[output] = self.value(*attributes[0])[1]
             return
         kind = self.type(*attributes[0]) if attributes else None  # its one attribute: what inference found
         if op in self.primitives:
             op, attributes = self.primitives[op]
             nodes.append(Node(op, tuple(inputs), output, attributes, marks or self.nothing, scope, kind))
         else:
-            nodes.append(Node("call", (op.removeprefix(self.prefix), *inputs), output, self.nothing, marks or self.nothing, "", kind))
+            nodes.append(Node("call", (self.local(op), *inputs), output, self.nothing, marks or self.nothing, "", kind))
 
     def attribute(self, a: int, b: int) -> tuple[str, object]:
         """(name, value); equal ones are decoded once."""

@@ -1,5 +1,5 @@
 """One rank: its graph made ready once, then executed up to each communication."""
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from parallel.lockstep.mindir import MONAD, Graph, Node, Program, TensorType, Ty
 from parallel.lockstep.state import UPDATES, Ref, value
 
 KERNEL, UPDATE, COMMUNICATE, LOAD, TUPLE, ITEM, PARTIAL, SWITCH, CALL = range(9)
-PLUMBING = {"Load": LOAD, "MakeTuple": TUPLE, "TupleGetItem": ITEM, "Partial": PARTIAL, "Switch": SWITCH, "call": CALL}
+PLUMBING = {"Load": LOAD, "TensorMove": LOAD, "MakeTuple": TUPLE, "TupleGetItem": ITEM, "Partial": PARTIAL, "Switch": SWITCH, "call": CALL}
 
 
 @dataclass(slots=True)
@@ -67,6 +67,19 @@ class Rank:
             raise ValueError(f"rank {self.rank}: the graph's inputs are {_types(self.inputs)}, but was given {_types(found)}")
         return value((yield from self._run(self._main, inputs)))
 
+    def intercept(self, choose: Callable[[Node], bool], change: Callable[[np.ndarray], np.ndarray], limit: int | None = None) -> int:
+        """Let `change` see and replace the result of each operator that `choose` wants, the first `limit` of them in the graphs' order.
+
+        Returns how many there are. Parameter updates and communication cannot be chosen.
+        """
+        count = 0
+        for code in (self._main, *self._functions.values()):
+            for i, (kind, run, *rest) in enumerate(code.steps):
+                if kind == KERNEL and count != limit and choose(rest[-1]):
+                    code.steps[i] = KERNEL, lambda *xs, run=run: change(run(*xs)), *rest
+                    count += 1
+        return count
+
     def _parameter(self, name: str, kind: TensorType, parameters: dict[str, np.ndarray]) -> np.ndarray:
         if name not in parameters:
             raise ValueError(f"rank {self.rank}: parameter {name}, {kind}, was not given")
@@ -84,7 +97,7 @@ class Rank:
         def slot(name: str) -> int:
             if name not in slots:  # the first use of something that is there before the graph runs
                 x = self._refs[name] if name in graph.parameters else Closure(self._functions[name]) if name in self._functions \
-                    else constants[name]
+                    else graph.constants[name] if name in graph.constants else constants[name]
                 slots[name] = len(frame)
                 fixed.add(len(frame))
                 if x is MONAD:
@@ -126,10 +139,10 @@ class Rank:
         frame = code.frame.copy()
         frame[:len(args)] = args
         for kind, run, ins, out, unused, node in code.steps:
-            if kind == KERNEL:
+            if kind == KERNEL or kind == UPDATE:
                 xs = [x if type(x := frame[i]) is np.ndarray else value(x) for i in ins]
                 try:
-                    result = _fit(run(*xs), node.type)
+                    result = _fit(run(*xs), node.type) if kind == KERNEL else self._update(run, [frame[i] for i in ins], xs)
                 except Exception as error:
                     raise KernelFailure(f"rank {self.rank}: {node.op} in {node.scope} of {_types(xs)}: {error}") from error
             elif kind == LOAD:
@@ -138,8 +151,6 @@ class Rank:
                 result = tuple([frame[i] for i in ins])
             elif kind == ITEM:
                 result = frame[ins[0]][frame[ins[1]]]
-            elif kind == UPDATE:
-                result = self._update(run, [frame[i] for i in ins])
             elif kind == COMMUNICATE:
                 result = yield run, value(frame[ins[0]])
             elif kind == PARTIAL:
@@ -155,11 +166,11 @@ class Rank:
                 frame[i] = None
         return frame[code.output]
 
-    def _update(self, run: tuple, xs: list):
+    @staticmethod
+    def _update(run: tuple, raw: list, xs: list):
         f, changed = run
         # MindSpore also assigns to what is no parameter, for instance to clear a gradient that nobody reads again.
-        targets = [x if type(x) is Ref else Ref(x) for x in xs[:changed]]
-        return f(*targets, *map(value, xs[changed:]))
+        return f(*[x if type(x) is Ref else Ref(x) for x in raw[:changed]], *xs[changed:])
 
 
 def _free_early(code: Code, kept: set[int]) -> None:

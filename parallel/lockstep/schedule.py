@@ -84,22 +84,24 @@ class _Job:
         if mine.op == "Receive":
             return
         for r in mine.members:
-            if r not in self.waiting or r == mine.rank or self.waiting[r][0].group != mine.group:
+            if r == mine.rank or not self.has_come(r, mine.group):
                 continue
             other, y = self.waiting[r]
-            if other.op == "Receive":
-                continue
             if (mine.op, _types(x), mine.members) != (other.op, _types(y), other.members):
                 raise Mismatch(f"group {mine.group}: rank {mine.rank} came with {mine} of {_show(x)}, "
                                f"but rank {r} with {other} of {_show(y)}")
             return
+
+    def has_come(self, rank: int, group: str) -> bool:
+        """Whether a rank waits at a collective of this group."""
+        return rank in self.waiting and self.waiting[rank][0].op != "Receive" and self.waiting[rank][0].group == group
 
     def answer(self, operation: Operation) -> list[tuple[int, object]]:
         """The answers to an operation, if all that it needs has come; else none."""
         if operation.op == "Receive":
             return self.receive(operation)
         members = operation.members
-        if not all(r in self.waiting and self.waiting[r][0].group == operation.group for r in members):
+        if not all(self.has_come(r, operation.group) for r in members):
             return []
         parts = [self.waiting.pop(r) for r in members]
         for other, x in parts:
@@ -127,7 +129,7 @@ class _Job:
                 absent = [operation.peer]
             else:
                 what = f"in group {operation.group} of ranks {list(operation.members)}"
-                absent = [r for r in operation.members if r not in self.waiting or self.waiting[r][0].group != operation.group]
+                absent = [r for r in operation.members if not self.has_come(r, operation.group)]
             lines.append(f"  rank {rank} waits at {operation} {what}; not come: " + ", ".join(map(self.where, absent)))
         return "\n".join(lines)
 

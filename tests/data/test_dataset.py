@@ -18,17 +18,17 @@ def setup(request, config, manifest):
     return config.model_copy(update={"cache": request.param}), manifest, rows_of(config, manifest, "train")
 
 
-def batches(dataset):
-    """(sample ids [steps, rows], tokens [steps, rows, length]) of a dataset, also checked against its announced size."""
-    pairs = list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
-    assert len(pairs) == dataset.get_dataset_size()
-    return np.stack([ids for _, ids in pairs]), np.stack([tokens for tokens, _ in pairs])
+def batches(dataset, *columns):
+    """(sample ids [steps, rows], tokens [steps, rows, length]) of a dataset, or the named columns; its size is as announced."""
+    elements = list(dataset.create_dict_iterator(num_epochs=1, output_numpy=True))
+    assert len(elements) == dataset.get_dataset_size()
+    return tuple(np.stack([element[name] for element in elements]) for name in columns or ("sample_id", "tokens"))
 
 
-def read(setup, start, steps, batch, rank=0, size=1, seed=1):
+def read(setup, start, steps, batch, rank=0, size=1, seed=1, columns=()):
     config, manifest, _ = setup
     order = SampleOrder(manifest.sets["train"].samples, seed)
-    return batches(train_dataset(manifest, config, order, start, steps, batch, rank, size, with_sample_id=True))
+    return batches(train_dataset(manifest, config, order, start, steps, batch, rank, size, with_sample_id=True), *columns)
 
 
 def test_rows_are_the_samples_of_the_order(setup):
@@ -39,13 +39,47 @@ def test_rows_are_the_samples_of_the_order(setup):
     assert np.array_equal(tokens, rows[ids])
 
 
+@pytest.mark.parametrize("with_sample_id", [True, False])
+def test_columns_come_in_the_order_that_the_step_takes_them(config, manifest, with_sample_id):
+    order = SampleOrder(manifest.sets["train"].samples, 1)
+    dataset = train_dataset(manifest, config, order, 6, 2, 8, 1, 2, with_sample_id)
+    tokens, positions, *ids = next(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
+    assert tokens.shape == (4, config.seq_length + 1) and tokens.dtype == positions.dtype == np.int32
+    assert dataset.get_col_names() == ["tokens", "positions", "sample_id"][:2 + len(ids)]
+    assert positions.tolist() == [10, 11, 12, 13]
+    assert [found.tolist() for found in ids] == [order.indices(10, 4).tolist()] * with_sample_id
+    assert valid_dataset(manifest, config, "valid_en", None, 4, 0, 1).get_col_names() == ["tokens"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_positions_run_on_across_epochs_and_after_a_resume(setup, size):
+    n = len(setup[2])
+    for start, steps in ((0, 2 * n // 8 + 2), (n - 3, 4), (3 * n + 5, 4)):
+        parts = [read(setup, start, steps, 8, rank, size, columns=("positions", "sample_id")) for rank in range(size)]
+        positions, ids = (np.concatenate(part, axis=1).ravel() for part in zip(*parts, strict=True))
+        assert positions.tolist() == list(range(start, start + 8 * steps))
+        assert np.array_equal(ids, SampleOrder(n, 1).at(positions))  # and those are the samples that stand there
+
+
+@pytest.mark.parametrize(("border", "before", "there"), [(2**31, 2**31 - 1, -2**31), (2**32, -1, 0),
+                                                         (3 * 2**31, 2**31 - 1, -2**31)])
+def test_positions_wrap_around(setup, border, before, there):
+    start, found = border - 12, [[], []]
+    for rank in (0, 1):
+        found[rank] = read(setup, start, 3, 8, rank, 2, columns=("positions", "sample_id"))
+    positions, ids = (np.concatenate(part, axis=1).ravel() for part in zip(*found, strict=True))
+    assert positions.tolist() == [*range(before - 11, before + 1), *range(there, there + 12)]
+    assert np.array_equal(ids, SampleOrder(len(setup[2]), 1).indices(start, 24))  # which has 64 bits
+
+
 @pytest.mark.parametrize("window", [1, 24, 100_000])
 def test_windows_do_not_show(setup, monkeypatch, window):
     monkeypatch.setattr(datasets, "MIN_WINDOW", window)
     monkeypatch.setattr(datasets, "MAX_WINDOW", window)
-    ids, tokens = read(setup, 5, 20, 8)
+    ids, tokens, positions = read(setup, 5, 20, 8, columns=("sample_id", "tokens", "positions"))
     assert np.array_equal(ids.ravel(), SampleOrder(len(setup[2]), 1).indices(5, 160))
     assert np.array_equal(tokens, setup[2][ids])
+    assert positions.ravel().tolist() == list(range(5, 165))
 
 
 def test_an_epoch_has_each_sample_once_over_all_ranks(setup):
@@ -86,9 +120,9 @@ def test_a_long_run_costs_nothing_to_set_up(config, manifest):
     start = time.monotonic()
     dataset = train_dataset(manifest, config, order, 0, 500_000, 128, 0, 1)
     iterator = dataset.create_tuple_iterator(num_epochs=1, output_numpy=True)
-    (tokens,) = next(iterator)
+    tokens, positions = next(iterator)
     assert time.monotonic() - start < 10
-    assert tokens.shape == (128, config.seq_length + 1)
+    assert tokens.shape == (128, config.seq_length + 1) and positions.tolist() == list(range(128))
     assert dataset.get_dataset_size() == 500_000
 
 
@@ -154,7 +188,7 @@ def test_reading_validation_does_not_move_training(config, manifest):
     order = SampleOrder(manifest.sets["train"].samples, 1)
     dataset = train_dataset(manifest, config, order, 0, 12, 8, 0, 1, with_sample_id=True)
     ids = []
-    for step, (_, found) in enumerate(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True)):
+    for step, (_, _, found) in enumerate(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True)):
         ids.append(found)
         if step % 5 == 0:
             batches(valid_dataset(manifest, config, "valid_en", 7, 2, 0, 1, with_sample_id=True))

@@ -129,7 +129,8 @@ def test_head_loss_of_labels_whose_probability_underflows(head_loss):
     # exp(-300) and exp(-20000) are no float32; the table is the identity, so x are the logits and dx = p - onehot.
     logits = np.array([[0, 300, 0, 0], [-1e4, 0, 1e4, 0], [5, 5, 5, 5], [200, 0, 0, 0]], np.float32)
     labels = np.array([0, 0, 3, 0], np.int32)
-    losses, dx, dtable = evaluate(head_loss(4, 0), np.ones(4, np.float32), (logits, np.eye(4, dtype=np.float32), labels), 2, False)
+    inputs = logits, np.eye(4, dtype=np.float32), labels
+    losses, dx, dtable = evaluate(head_loss(4, 0), np.ones(4, np.float32), inputs, 2, False)
     np.testing.assert_allclose(losses, [300, 20000, np.log(4), 0], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(dx, [[-1, 1, 0, 0], [-1, 0, 1, 0], [0.25, 0.25, 0.25, -0.75], [0, 0, 0, 0]], atol=1e-6)
     np.testing.assert_allclose(dtable, dx.T @ logits, rtol=1e-5, atol=1e-3)

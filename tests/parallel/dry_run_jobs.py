@@ -62,16 +62,15 @@ def many(job: dict) -> None:
             communication.init()
             step = AutoParallel(Layer("w", 3), parallel_mode="semi_auto")
             executor.compile(step, Tensor(np.ones((BATCH, HIDDEN), np.float32)), phase="train")
+        case "bad shape":
+            communication.init()
+            executor.compile(Layer("w", 1), Tensor(np.ones((BATCH, HIDDEN + 1), np.float32)), phase="train")
         case "refuse":
             raise UserError("parallel.tp=3 does not divide 16")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             os._exit(7)
-        case "grow":
-            block = np.ones(job["bytes"] // 8)
-            time.sleep(job["seconds"])
-            Path(job["out"]).write_text(f"{time.monotonic()} {block[-1]}")
         case "sleep":
             Path(job["out"]).write_text(f"{os.getppid()} {os.getpid()}")
             time.sleep(60)

@@ -59,14 +59,16 @@ def test_interleaved_stages_hold_every_other_part():
     assert (plan.num_blocks(0), plan.num_blocks(1)) == (4, 92)
 
 
-@pytest.mark.parametrize(("shape", "threshold_kb", "local"), [
-    ((64, 256), 32, (16, 128)),  # after tp 64 x 128 float32 = 32 KB: not smaller than the threshold
-    ((64, 256), 33, (64, 128)),
-    ((6, 4096), 1, (6, 2048)),  # dp 4 does not divide 6
+@pytest.mark.parametrize(("shape", "tp_axis", "threshold_kb", "local"), [
+    ((64, 256), 1, 64, (16, 128)),  # 64 x 256 float32 = 64 KB, before tp cuts it: not smaller than the threshold
+    ((64, 256), 1, 65, (64, 128)),
+    ((6, 4096), 1, 1, (6, 2048)),  # dp 4 does not divide 6
+    ((64, 256), None, 64, (8, 256)),  # tp does not cut it: 8 ranks hold it
+    ((12, 4096), None, 1, (12, 4096)),  # 8 does not divide 12, though 4 would
 ])
-def test_optimizer_sharding_cuts_what_divides_and_is_large(shape, threshold_kb, local):
+def test_optimizer_sharding_cuts_what_divides_and_is_large(shape, tp_axis, threshold_kb, local):
     plan = plan_of(SMALL, dp=4, tp=2, optimizer_sharding=True, threshold_kb=threshold_kb)
-    assert Parameter("w", shape, 1).local_shape(plan) == local
+    assert Parameter("w", shape, tp_axis).local_shape(plan) == local
 
 
 def test_flops_are_those_of_narayanan():

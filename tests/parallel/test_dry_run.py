@@ -58,27 +58,27 @@ def compiled(tmp_path_factory):
     folder, elsewhere = tmp_path_factory.mktemp("dry_run"), tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "parallel.py").write_text("raise ImportError('the current folder is not for import')")
     jobs = [job(2, "kill", folder, 8), job(0, "compile", folder), job(1, "compile", folder), job(3, "refuse", folder, 8),
-            job(4, "bad strategy", folder, 8), job(5, "exit", folder, 8)]
+            job(4, "bad strategy", folder, 8), job(5, "exit", folder, 8), job(6, "bad shape", folder, 8)]
     done = []
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(elsewhere)
         patch.setenv("MS_ROLE", "MS_WORKER")  # as if a launcher had started this process
         patch.setenv("RANK_ID", "7")
         outcomes = compile_ranks("dry_run_jobs:many", jobs, folder / "logs", on_done=done.append)
-    return folder, outcomes, done
+    return folder, outcomes, done, elsewhere
 
 
 def test_outcomes_come_in_the_order_of_the_jobs_and_all_are_told(compiled):
-    folder, outcomes, done = compiled
-    assert [o.rank for o in outcomes] == [2, 0, 1, 3, 4, 5]
-    assert sorted(o.rank for o in done) == [0, 1, 2, 3, 4, 5]
-    assert [o.ok for o in outcomes] == [False, True, True, False, False, False]
+    folder, outcomes, done, _ = compiled
+    assert [o.rank for o in outcomes] == [2, 0, 1, 3, 4, 5, 6]
+    assert sorted(o.rank for o in done) == [0, 1, 2, 3, 4, 5, 6]
+    assert [o.ok for o in outcomes] == [False, True, True, False, False, False, False]
     assert outcomes[1].peak_rss_bytes > 100e6 and outcomes[1].seconds > 0.1
     assert outcomes[1].log == folder / "logs" / "rank_0.log" and "job compile" in outcomes[1].log.read_text()
 
 
 def test_the_compiled_graph_adds_up_gradients_over_both_ranks(compiled):
-    folder, outcomes, _ = compiled
+    folder, outcomes, *_ = compiled
     assert outcomes[1].error == outcomes[2].error == ""
     for rank in (0, 1):
         mindir = (folder / f"out_{rank}").read_bytes()
@@ -87,7 +87,7 @@ def test_the_compiled_graph_adds_up_gradients_over_both_ranks(compiled):
 
 
 def test_a_forked_rank_compiles_what_a_new_process_compiles(compiled):
-    folder, _, _ = compiled
+    folder = compiled[0]
     request = json.dumps(job(1, "compile", folder / "fresh"))
     (folder / "fresh").mkdir()
     program = ("import json, sys, dry_run_jobs; from parallel.dry_run.cann import target_ascend; target_ascend(); "
@@ -100,7 +100,7 @@ def test_a_forked_rank_compiles_what_a_new_process_compiles(compiled):
 
 
 def test_failures_say_what_matters(compiled):
-    killed, _, _, refused, bad, ended = compiled[1]
+    killed, _, _, refused, bad, ended, _ = compiled[1]
     assert killed.error == "killed by signal 9: out of memory?"
     assert refused.error == "parallel.tp=3 does not divide 16"
     assert ended.error == "ended with exit code 7"
@@ -111,12 +111,19 @@ def test_failures_say_what_matters(compiled):
     assert "C++ Call Stack" in bad.log.read_text()
 
 
+def test_reports_of_mindspore_are_with_the_logs(compiled):
+    folder, outcomes, _, elsewhere = compiled
+    assert re.fullmatch(r"ValueError: For 'MatMul' .* 17 and 'x2_row': 16\.\nat .*/dry_run_jobs\.py:\d+", outcomes[6].error)
+    assert (folder / "logs" / "rank_6" / "om" / "analyze_fail.ir").is_file()
+    assert [p.name for p in elsewhere.iterdir()] == ["parallel.py"]
+
+
 def test_messages_are_cut_at_the_rules_of_dashes():
     rule = "-" * 52
     error = RuntimeError("Shapes differ: [2] and\n\n  [3]\n\n"
                          f"{rule}\n- C++ Call Stack: (For framework developers)\n{rule}\nx.cc:1 F\n\n"
                          f"{rule}\n- The Traceback of Net Construct Code:\n{rule}\n"
-                         "# In file /a/b.py:7~9, 4~8\n# In file /a/c.py:5, 1~2\n")
+                         "# 0 In file /a/b.py:7~9, 4~8\n# 1 In file /a/c.py:5, 1~2\n")
     assert essence(error) == "RuntimeError: Shapes differ: [2] and\n  [3]\nat /a/c.py:5"
     log = "[ERROR] ME(1:2,Main):now [a.py:3] CheckFailed\n" + 2 * "[ERROR] CORE(1,2,python):now [a/b.cc:3] Check] Wrong: [2]\n"
     assert logged_errors(log) == ["Wrong: [2]"]
@@ -180,28 +187,28 @@ Scheduler(grow, json.loads(sys.argv[1]), 1).run()
 """
 
 
-def run_schedule(folder: Path, workers: int, budget: int) -> list[tuple[float, float]]:
-    """Three jobs of 200 MB each; the times from when each had its memory to its end, in order."""
-    jobs = [job(rank, "grow", folder, 3, bytes=200_000_000) for rank in range(3)]
-    request = {"jobs": jobs, "folder": str(folder), "workers": workers, "budget": budget}
+def run_schedule(folder: Path, count: int, budget: int) -> list[tuple[float, float]]:
+    """Jobs of 200 MB each; the times from when each had its memory to its end, in order."""
+    jobs = [job(rank, "grow", folder, count, bytes=200_000_000) for rank in range(count)]
+    request = {"jobs": jobs, "folder": str(folder), "workers": 3, "budget": budget}
     result = subprocess.run([sys.executable, "-c", SCHEDULE, json.dumps(request)], cwd=ROOT, check=True, capture_output=True)
     outcomes = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [o["ok"] for o in outcomes] == [True] * 3 and all(o["peak_rss_bytes"] > 200e6 for o in outcomes)
+    assert [o["ok"] for o in outcomes] == [True] * count and all(o["peak_rss_bytes"] > 200e6 for o in outcomes)
     return sorted(tuple(map(float, Path(j["out"]).read_text().split())) for j in jobs)
 
 
 def test_jobs_that_grow_beyond_the_memory_wait_for_each_other(tmp_path):
-    times = run_schedule(tmp_path, workers=3, budget=300_000_000)
+    times = run_schedule(tmp_path, count=3, budget=300_000_000)
     assert all(before[1] < after[0] for before, after in zip(times, times[1:], strict=False))
 
 
 def test_jobs_run_together_where_there_is_memory(tmp_path):
-    times = run_schedule(tmp_path, workers=3, budget=2_000_000_000)
+    times = run_schedule(tmp_path, count=3, budget=2_000_000_000)
     assert times[2][0] < times[0][1]
 
 
 def test_one_job_runs_even_if_it_is_too_large(tmp_path):
-    assert len(run_schedule(tmp_path, workers=1, budget=1)) == 3
+    assert len(run_schedule(tmp_path, count=1, budget=1)) == 1
 
 
 @pytest.fixture

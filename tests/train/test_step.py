@@ -4,7 +4,7 @@ import math
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 
 from eval.step import EvalStep
 from model.config import ModelConfig
@@ -12,19 +12,26 @@ from model.gpt import GPT, GPTLoss
 from model.init import initialize
 from parallel.mesh import Mesh
 from train.config import LossScaleConfig, TrainConfig
+from train.gradients import LocalGradients
 from train.schedule import Schedule
 from train.step import TrainStep
 
 MODEL = ModelConfig(vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, seq_length=120, init_std=0.1)
 
 
-def make_step(batch, micro, count, loss_scale=None, mesh=None, **train):
+def make_step(batch, micro, count, loss_scale=None, mesh=None, model=MODEL, **train):
     """A training step of a small model with tests' initial weights."""
     ms.set_context(mode=ms.GRAPH_MODE)
-    gpt = GPT(MODEL)
-    initialize(gpt, MODEL, 3)
+    gpt = GPT(model)
+    initialize(gpt, model, 3)
     config = TrainConfig(global_batch_size=batch, micro_batch_size=micro, lr=1e-2, schedule="constant", **train)
-    return TrainStep(GPTLoss(gpt, 0), config, loss_scale or LossScaleConfig(), mesh or Mesh(1), count, batch * 120).set_train()
+    gradients = LocalGradients(GPTLoss(gpt, 0), mesh or Mesh(1), count)
+    return TrainStep(gradients, config, loss_scale or LossScaleConfig(), batch * 120).set_train()
+
+
+def places(count, start=0):
+    """Positions of samples that follow one another in the run."""
+    return Tensor(np.arange(start, start + count), ms.int32)
 
 
 def uneven():
@@ -39,7 +46,7 @@ def test_uneven_micro_batches_give_the_mean_over_all_tokens():  # N3
     results = []
     for micro, count in ((4, 1), (1, 4), (2, 2)):
         step = make_step(4, micro, count, eps=1.0)  # a large epsilon makes the update proportional to the gradient
-        loss, norm, _, overflow, _, tokens = (x.asnumpy().item() for x in step(Tensor(uneven())))
+        loss, norm, _, overflow, _, tokens = (x.asnumpy().item() for x in step(Tensor(uneven()), places(4)))
         assert tokens == 3 + 5 + 50 + 120 and not overflow
         results.append((loss, norm, {p.name: p.asnumpy() for p in step.weights}))
     for loss, norm, weights in results[1:]:
@@ -50,11 +57,26 @@ def test_uneven_micro_batches_give_the_mean_over_all_tokens():  # N3
 
 def test_the_loss_is_the_mean_of_the_token_losses():
     step = make_step(4, 2, 2)
-    losses, counts, _ = (x.asnumpy() for x in EvalStep(step.network.gpt, 0)(Tensor(uneven())))
+    losses, counts, _ = (x.asnumpy() for x in EvalStep(step.gradients.network.gpt, 0)(Tensor(uneven())))
     assert counts.tolist() == [3, 5, 50, 120]
-    loss = step(Tensor(uneven()))[0].asnumpy().item()
+    loss = step(Tensor(uneven()), places(4))[0].asnumpy().item()
     assert loss == pytest.approx(losses.sum() / counts.sum(), rel=1e-6)
     assert loss != pytest.approx((losses / counts).mean(), rel=1e-4)  # a mean of means is another number
+
+
+def test_dropout_goes_by_the_positions():
+    step = make_step(4, 2, 2, model=MODEL.model_copy(update={"dropout": 0.3}))
+    start = [p.asnumpy() for p in step.weights]
+
+    def loss(*positions):
+        for p, value in zip(step.weights, start, strict=True):
+            p.set_data(Tensor(value))
+        return step(Tensor(uneven()), Tensor(positions, ms.int32))[0].asnumpy().item()
+
+    here = loss(0, 1, 2, 3)
+    assert loss(0, 1, 2, 3) == here
+    for others in ((0, 1, 2, 4), (0, 5, 2, 3), (-2**31, 2**31 - 1, 2, 3)):  # in each micro-batch
+        assert loss(*others) != pytest.approx(here, rel=1e-5)
 
 
 class Overflowing(nn.Cell):
@@ -62,20 +84,21 @@ class Overflowing(nn.Cell):
 
     def __init__(self):
         super().__init__(auto_prefix=False)
-        self.weight = Parameter(Tensor([[2.0]], ms.float32), name="weight")
+        self.weight, self.stack = Parameter(Tensor([[2.0]], ms.float32), name="weight"), ops.Stack()
 
     def construct(self, tokens, positions):
         divisor = tokens.astype(ms.float32).sum()
-        return (self.weight / divisor).sum(), Tensor(1.0, ms.float32)
+        return self.stack(((self.weight / divisor).sum(), Tensor(1.0, ms.float32)))
 
 
 def run_overflows(batches, **loss_scale):
     """Rows (scale, overflow, weight after) of one-sample batches; 0 overflows."""
     config = TrainConfig(global_batch_size=1, micro_batch_size=1, schedule="constant", weight_decay=0.0)
-    step = TrainStep(Overflowing(), config, LossScaleConfig(dynamic=True, **loss_scale), Mesh(1), 1, 1).set_train()
+    scale = LossScaleConfig(dynamic=True, **loss_scale)
+    step = TrainStep(LocalGradients(Overflowing(), Mesh(1), 1), config, scale, 1).set_train()
     rows = []
     for value in batches:
-        _, _, scale, overflow, _, _ = (x.asnumpy().item() for x in step(Tensor([[value, 0]], ms.int32)))
+        _, _, scale, overflow, _, _ = (x.asnumpy().item() for x in step(Tensor([[value, 0]], ms.int32), places(1)))
         rows.append((scale, bool(overflow), step.weights[0].asnumpy().item()))
     return step, rows
 
@@ -99,8 +122,8 @@ def test_the_scale_stays_within_its_bounds():  # N1
 
 def test_a_fixed_scale_stays(tmp_path):
     config = TrainConfig(global_batch_size=1, micro_batch_size=1)
-    step = TrainStep(Overflowing(), config, LossScaleConfig(initial=8.0), Mesh(1), 1, 1).set_train()
-    assert [step(Tensor([[v, 0]], ms.int32))[2].asnumpy().item() for v in (1, 0, 1)] == [8, 8, 8]
+    step = TrainStep(LocalGradients(Overflowing(), Mesh(1), 1), config, LossScaleConfig(initial=8.0), 1).set_train()
+    assert [step(Tensor([[v, 0]], ms.int32), places(1))[2].asnumpy().item() for v in (1, 0, 1)] == [8, 8, 8]
 
 
 @pytest.mark.parametrize("shape", ["cosine", "linear", "constant"])

@@ -1,0 +1,181 @@
+"""All ranks of a small plan in lockstep, and the same steps on one card: do they agree?"""
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from data.tokenizer import PAD_ID
+from parallel.lockstep.layout import slice_of
+from parallel.lockstep.rank import Rank
+from parallel.lockstep.schedule import Traffic, run
+from parallel.mesh import Mesh
+from train import dry_compile, scaled
+from train.build import build_gpt, build_train_step
+from train.config import RunConfig
+
+LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4  # relative; a parameter's by its norm
+TABLE = "embedding.token"
+FIGURES = ("loss", "grad_norm", "loss_scale", "overflow", "lr", "tokens")
+
+
+@dataclass
+class Step:
+    """One optimizer step: the figures of one card, the largest differences of any rank, and what was communicated."""
+
+    figures: dict[str, float]
+    differences: dict[str, float]              # of the figures, relative
+    parameter: str = ""                        # the one that differs most
+    parameter_difference: float = 0.0          # norm of the difference / norm of the part
+    skipped: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether all differences are within tolerance."""
+        return max(self.differences.values()) <= LOSS_TOLERANCE and self.parameter_difference <= PARAMETER_TOLERANCE
+
+
+@dataclass
+class Rehearsal:
+    """The outcome of all steps."""
+
+    mesh: Mesh
+    steps: list[Step] = field(default_factory=list)
+    traffic: Traffic | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every step agrees."""
+        return all(step.ok for step in self.steps)
+
+
+class OneCard:
+    """The reference: the same model on one card, by MindSpore's own CPU kernels."""
+
+    def __init__(self, config: RunConfig):
+        ms.set_context(mode=ms.GRAPH_MODE)
+        self.gpt = build_gpt(config, Mesh(1))
+        self.step = build_train_step(self.gpt, config, Mesh(1), 1).set_train()
+        self.weights = {p.name: p for p in self.step.weights}
+
+    def set(self, values: dict[str, np.ndarray]) -> None:
+        """Give the parameters their values."""
+        for name, p in self.weights.items():
+            p.set_data(Tensor(values[name]))
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The parameters now."""
+        return {name: p.asnumpy().copy() for name, p in self.weights.items()}
+
+    def run(self, tokens: np.ndarray, positions: np.ndarray, overflow: bool) -> dict[str, float]:
+        """One step. To overflow, it is given a loss scale that no gradient survives, and then the scale that should follow."""
+        scaler = self.step.scaler
+        before = scaler.scale.asnumpy().item(), scaler.good_steps.asnumpy().item()
+        if overflow:
+            scaler.scale.set_data(Tensor(3e38, ms.float32))
+        figures = dict(zip(FIGURES, (x.asnumpy().item() for x in self.step(Tensor(tokens), Tensor(positions))), strict=True))
+        if overflow:
+            figures["loss_scale"] = before[0]
+            halved = max(before[0] * 0.5, scaler.lowest.asnumpy().item()) if scaler.dynamic else before[0]
+            scaler.scale.set_data(Tensor(halved, ms.float32))
+        return figures
+
+
+def rehearse(config: RunConfig, mesh: Mesh, folder: Path, steps: int, overflow_at: int | None,
+             change: Callable[[dict[int, dry_compile.Compiled]], None] | None = None) -> Rehearsal:
+    """Execute `steps` training steps on all ranks and on one card.
+
+    Args:
+        config: small (see `scaled.scaled`).
+        folder: the compiled graphs of all ranks.
+        overflow_at: the step (from 1) in which one rank's gradient becomes infinite.
+        change: is given the compiled ranks before they are executed; for tests, which break something.
+    """
+    seed = config.run.seed
+    card = OneCard(config)
+    first = scaled.initial_weights({name: p.shape for name, p in card.weights.items()}, seed)
+    card.set(first)
+    compiled = {r: dry_compile.load(folder, r, "train") for r in range(mesh.world_size)}
+    if change:
+        change(compiled)
+    ranks = {r: Rank(c.program, initial(c, first, mesh, card), r) for r, c in compiled.items()}
+    victim = Disturbance(ranks[mesh.world_size - 1])
+    result = Rehearsal(mesh)
+    for number, (tokens, positions) in enumerate(scaled.batches(config, steps, PAD_ID, seed), 1):
+        victim.active = number == overflow_at
+        inputs = {r: tuple(np.split(x, mesh.dp)[r // mesh.tp % mesh.dp] for x in (tokens, positions)) for r in ranks}
+        outputs, result.traffic = run(ranks, inputs)
+        figures = card.run(tokens, positions, overflow=victim.active)
+        result.steps.append(compare(figures, outputs, card.values(), compiled, ranks, mesh))
+    return result
+
+
+def intercept(rank, choose, change, limit=None):
+    count = 0
+    for code in (rank._main, *rank._functions.values()):
+        for i, (kind, run_, ins, out, unused, node) in enumerate(code.steps):
+            if choose(node) and (limit is None or count < limit):
+                code.steps[i] = (kind, lambda *xs, f=run_: change(f(*xs)), ins, out, unused, node)
+                count += 1
+    return count
+
+
+class Disturbance:
+    """Makes one gradient of a rank infinite when active: the result of its first matrix product in the backward pass."""
+
+    def __init__(self, rank: Rank):
+        self.active = False
+        found = intercept(rank, lambda node: node.op == "MatMul" and node.scope.startswith("Gradients"), self.change, limit=1)
+        if not found:
+            raise RuntimeError(f"rank {rank.rank}: there is no matrix product in its backward pass")
+
+    def change(self, x: np.ndarray) -> np.ndarray:
+        """The result, or an infinite one."""
+        return np.full_like(x, np.inf) if self.active else x
+
+
+def initial(compiled: dry_compile.Compiled, whole: dict[str, np.ndarray], mesh: Mesh, card: OneCard) -> dict[str, np.ndarray]:
+    """This rank's part of every parameter of its graph: weights from `whole`, scalars from one card, the rest zero."""
+    scalars = {p.name: p for p in card.step.get_parameters() if p.ndim == 0}
+    values = {}
+    for name, kind in compiled.program.main.parameters.items():
+        if name in whole:
+            values[name] = part(whole[name], name, compiled, mesh)
+        else:
+            values[name] = np.full(kind.shape, scalars[name].asnumpy() if name in scalars else 0, kind.dtype)
+    return values
+
+
+def part(whole: np.ndarray, name: str, compiled: dry_compile.Compiled, mesh: Mesh) -> np.ndarray:
+    """What a rank holds of a parameter. The token table is padded with zeros to the rows that all ranks of the stage hold together."""
+    layout = compiled.parameters[name]
+    if name == TABLE:
+        whole = np.pad(whole, ((0, -len(whole) % mesh.tp), (0, 0)))
+    return slice_of(whole, layout, compiled.rank % (mesh.dp * mesh.tp))
+
+
+def compare(figures: dict[str, float], outputs: dict[int, tuple], weights: dict[str, np.ndarray],
+            compiled: dict[int, dry_compile.Compiled], ranks: dict[int, Rank], mesh: Mesh) -> Step:
+    """Hold all ranks' outputs and parameters against one card's."""
+    differences = {name: max(_relative(float(np.ravel(outputs[r][i])[0]), figures[name]) for r in ranks)
+                   for i, name in enumerate(FIGURES)}
+    step = Step(figures, differences, skipped=bool(figures["overflow"]))
+    for r, rank in ranks.items():
+        for name, value in rank.parameters.items():
+            if name not in weights or (name == TABLE and r >= mesh.dp * mesh.tp):  # later stages are sent the table in each step
+                continue
+            expected = part(weights[name], name, compiled[r], mesh)
+            norm = float(np.linalg.norm(expected))
+            difference = float(np.linalg.norm(value - expected)) / (norm or 1.0)
+            if not difference <= step.parameter_difference:
+                step.parameter, step.parameter_difference = f"{name} (rank {r})", difference if difference == difference else np.inf
+    return step
+
+
+def _relative(found: float, expected: float) -> float:
+    """|found - expected| / |expected|; 0 if both are not finite, infinite if one is."""
+    if not (np.isfinite(found) and np.isfinite(expected)):
+        return 0.0 if np.isfinite(found) == np.isfinite(expected) else np.inf
+    return abs(found - expected) / (abs(expected) or 1.0)

@@ -1,0 +1,60 @@
+"""A plan made small enough to be executed here: the same mesh, the same code, few and narrow layers, short sequences."""
+import numpy as np
+
+from parallel.mesh import Mesh
+from parallel.stages import stage_layers
+from train.config import RunConfig
+
+VOCAB = 61  # prime, so that the table is padded under any tp
+
+
+def scaled(config: RunConfig, mesh: Mesh, num_micro_batches: int, overrides: set[str]) -> RunConfig:
+    """The config with small sizes, and a learning rate at which parameters move.
+
+    Stages keep their relation: the longest have two layers, the others one; all have two where they are equal, or one each where
+    there are four parts or more. Adam's epsilon is raised, or it would magnify the rounding of gradients whose true value is 0.
+
+    Args:
+        overrides: keys that the user set by hand; they stay.
+    """
+    p = config.parallel
+    parts = stage_layers(p, mesh.pp, config.model.num_layers)
+    most = 2 if len(parts) < 4 else 1
+    small = tuple(2 if n == max(parts) else 1 for n in parts) if len(set(parts)) > 1 else (most,) * len(parts)
+    heads = mesh.tp * (2 if mesh.tp < 4 else 1)
+    seq = max(16, mesh.tp)
+    values = {
+        "model": {"vocab_size": VOCAB, "vocab_multiple": 1, "hidden_size": 8 * heads, "num_heads": heads, "num_layers": sum(small),
+                  "ffn_hidden_size": "auto", "seq_length": seq},
+        "data": {"seq_length": seq},
+        "parallel": {"dp": mesh.dp, "stage_layers": small if p.stage_layers != "auto" or len(set(small)) > 1 else "auto",
+                     "optimizer_sharding_threshold_kb": 0},
+        "train": {"micro_batch_size": 2, "global_batch_size": 2 * mesh.dp * num_micro_batches, "lr": 1e-2, "min_lr": 0.0, "eps": 1e-5,
+                  "schedule": "constant", "warmup_steps": 0, "total_steps": 100, "stop_at_step": None},
+        "eval": {}, "ckpt": {},
+    }
+    updated = {}
+    for name, section in values.items():
+        kept = {key: value for key, value in section.items() if f"{name}.{key}" not in overrides}
+        updated[name] = getattr(config, name).model_copy(update=kept)
+    return RunConfig.model_validate(config.model_copy(update=updated).model_dump())
+
+
+def initial_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
+    """Random values for every parameter, biases too: float32, norms' weights around 1. By name, whatever the mesh."""
+    weights = {}
+    for i, (name, shape) in enumerate(sorted(shapes.items())):
+        value = np.random.RandomState([seed, i]).standard_normal(shape) * 0.1
+        weights[name] = (value + (1.0 if "norm" in name and name.endswith("weight") else 0.0)).astype(np.float32)
+    return weights
+
+
+def batches(config: RunConfig, steps: int, pad_id: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(tokens, positions) of global batches. Samples end at random places, so ranks and micro-batches count different tokens."""
+    rng, batch, seq = np.random.RandomState(seed), config.train.global_batch_size, config.data.seq_length
+    made = []
+    for step in range(steps):
+        tokens = rng.randint(4, config.model.vocab_size, (batch, seq + 1)).astype(np.int32)
+        tokens[np.arange(seq + 1) > rng.randint(2, seq + 1, (batch, 1))] = pad_id
+        made.append((tokens, (np.arange(batch) + step * batch).astype(np.int32)))
+    return made
