@@ -264,6 +264,7 @@ class GPTLoss(nn.Cell):
         self.mul.shard(((mesh.dp,), (mesh.dp,)))
         for total in (self.sum_losses, self.sum_mask):
             total.shard(((mesh.dp,),))
+        self.stack.shard(((), ()))
 
     def place(self, block_stages: list[tuple[int, int | None]]) -> None:
         """As GPT.place; head and loss go with the last block."""

@@ -36,8 +36,10 @@ def _share_of_squares_of_one(l2_loss, share, x):
 
 
 @_clear.register("Tensor", "Tensor")
-def _clear_one(zero, accumulated):
-    return F.assign(accumulated, F.broadcast_to(zero, accumulated.shape))
+def _clear_one(done, accumulated):
+    # Zero whatever it holds, infinities and NaN too. Of zeros_like the compiler would make a constant as large as the accumulator.
+    accumulated = F.depend(accumulated, done)
+    return F.assign(accumulated, F.cast(F.less(accumulated, accumulated), ms.float32))
 
 
 class LocalGradients(nn.Cell):
@@ -94,7 +96,10 @@ def in_micro_batches(network: nn.Cell, mesh: Mesh, num_micro_batches: int) -> nn
     """The network over a batch that is cut into micro-batches, whose loss sums are added up."""
     if mesh.pp == num_micro_batches == 1:
         return network
-    return (Pipeline if mesh.pp > 1 else GradAccumulation)(Shared(network), num_micro_batches)
+    cell = (Pipeline if mesh.pp > 1 else GradAccumulation)(Shared(network), num_micro_batches)
+    for add in cell.add_list:  # what has no strategy is cut along its first axis, here between the losses and the tokens
+        add.shard(((1,), (1,)))
+    return cell
 
 
 class ShardedGradients(nn.Cell):
@@ -121,7 +126,6 @@ class ShardedGradients(nn.Cell):
             self.accumulated = ParameterTuple(a for a in self.all_accumulated if a.name in here)
         self.shares = tuple(square_share(w.name, w.shape, mesh, config) for w in self.weights)
         self.map, self.l2_loss, self.all_reduce, self.stack = ops.HyperMap(), ops.L2Loss(), ops.AllReduce(), ops.Stack()
-        self.is_finite = ops.IsFinite()
         self.copies_of_sums, self.round = 1.0 / (mesh.dp * mesh.tp), ops.Round()  # the ranks of the last stage hold them alike
 
     def construct(self, tokens, positions, sens):
@@ -136,10 +140,7 @@ class ShardedGradients(nn.Cell):
     def clear(self, done):
         """Zero the accumulators once `done`, a number that depends on the last use of the gradients, is there."""
         if self.accumulates:
-            # A zero that is known only at run time: the compiler would make a constant as large as each accumulator of another.
-            finite = self.is_finite(done)
-            zero = F.cast(F.logical_and(finite, F.logical_not(finite)), ms.float32)
-            return F.depend(done, self.map(F.partial(_clear, zero), self.all_accumulated))
+            return F.depend(done, self.map(F.partial(_clear, done), self.all_accumulated))
         return done
 
 

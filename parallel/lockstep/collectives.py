@@ -5,7 +5,8 @@ from functools import reduce
 
 import numpy as np
 
-from parallel.lockstep.mindir import Node
+from parallel.lockstep.errors import KernelFailure, LockstepError
+from parallel.lockstep.mindir import Node, TensorType, type_of
 
 REDUCE: dict[str, Callable] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
@@ -22,7 +23,12 @@ class Operation:
     node: Node
 
     def __str__(self) -> str:
-        return f"{self.op} in {self.scope}"
+        return f"{self.op}{' ' + '/'.join(map(str, self.options)) if self.options else ''} in {self.scope}"
+
+    @property
+    def options(self) -> tuple:
+        """What all members of the group have to agree on, besides the operator and the data's type."""
+        return tuple(self.node.attributes[k] for k in ("op", "root_rank", "split_dim", "concat_dim") if k in self.node.attributes)
 
     @property
     def peer(self) -> int:
@@ -36,8 +42,12 @@ class Operation:
 
 
 def operation(node: Node, rank: int) -> Operation:
-    """A communication node as this rank uses it."""
-    return Operation(rank, node.op, node.attributes["group"], tuple(node.attributes["group_rank_ids"]), node.scope, node)
+    """A communication node as this rank uses it. Raises LockstepError if it does not say who takes part."""
+    members = node.attributes.get("group_rank_ids")
+    if not members:
+        raise LockstepError(f"rank {rank}: {node.op} in {node.scope} has no attribute group_rank_ids: was the graph compiled "
+                            "under AutoParallel?")
+    return Operation(rank, node.op, node.attributes["group"], tuple(members), node.scope, node)
 
 
 def total(attributes: dict, parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -67,6 +77,22 @@ def broadcast(attributes, parts):
 
 
 COLLECTIVES: dict[str, Callable] = {
-    "AllReduce": all_reduce, "AllGather": all_gather, "ReduceScatter": reduce_scatter, "AlltoAll": all_to_all, "Broadcast": broadcast,
+    "AllReduce": all_reduce, "AllGather": all_gather, "ReduceScatter": reduce_scatter, "AlltoAll": all_to_all,
+    "Broadcast": broadcast,
 }
 COMMUNICATION = {*COLLECTIVES, "Send", "Receive"}
+
+
+def execute(operations: Sequence[Operation], parts: Sequence) -> list:
+    """What each member of a group gets for the parts that all have brought. Raises KernelFailure."""
+    first = operations[0]
+    try:
+        results = COLLECTIVES[first.op](first.node.attributes, parts)
+    except (ValueError, KeyError) as error:
+        raise KernelFailure(f"{first} of ranks {list(first.members)}: {error}") from error
+    for operation, result in zip(operations, results, strict=True):
+        kind = operation.node.type
+        if isinstance(kind, TensorType) and type_of(result) != kind:
+            raise KernelFailure(f"rank {operation.rank}: the result of {operation} is {type_of(result)}, and not {kind} as "
+                                "MindSpore inferred")
+    return results

@@ -1,7 +1,7 @@
 """MindSpore's operators in numpy.
 
-A kernel takes the operator's inputs in MindSpore's order (mindspore/ops/op_def) and never changes them. Inexact arithmetic in half
-precision is done in float32 and rounded once, as on the device. `rank` gives each result the dtype that MindSpore inferred.
+A kernel takes the operator's inputs in MindSpore's order (mindspore/ops/op_def) and never changes them. What is not exact in half
+precision is computed in float32 and rounded once. `rank` gives each result the dtype that MindSpore inferred.
 """
 import math
 from collections.abc import Callable
@@ -199,7 +199,8 @@ BINARY: dict[str, Callable] = {  # of two tensors, or of a tensor and a number
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "RealDiv": np.true_divide, "Div": np.true_divide,
     "Muls": np.multiply, "Divs": np.true_divide, "FloorDiv": np.floor_divide, "Pow": in_float32(np.power),
     "PowTensorScalar": in_float32(np.power), "Minimum": np.minimum, "Maximum": np.maximum, "Equal": np.equal,
-    "NotEqual": np.not_equal, "Greater": np.greater, "GreaterEqual": np.greater_equal, "Less": np.less, "LessEqual": np.less_equal,
+    "NotEqual": np.not_equal, "Greater": np.greater, "GreaterEqual": np.greater_equal, "Less": np.less,
+    "LessEqual": np.less_equal,
     "LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "BitwiseXor": np.bitwise_xor, "BitwiseAnd": np.bitwise_and,
     "BitwiseOr": np.bitwise_or, "RightShift": np.right_shift,
 }
@@ -216,8 +217,9 @@ KERNELS: dict[str, Callable] = {op: arithmetic(f) for op, f in BINARY.items()} |
     # products, normalization, reductions
     "MatMul": matmul, "BatchMatMul": matmul, "BiasAdd": bias_add, "BiasAddGrad": bias_add_grad,
     "Softmax": softmax, "SoftmaxBackward": softmax_backward, "LayerNorm": layer_norm, "LayerNormGrad": layer_norm_grad,
-    "ReduceSum": reduction(np.sum), "ReduceMean": reduction(np.mean), "ReduceMax": reduction(np.max), "ReduceMin": reduction(np.min),
-    "ReduceAll": reduction(np.all), "ReduceAny": reduction(np.any), "L2Loss": lambda x: np.square(wide(x)).sum() / 2,
+    "ReduceSum": reduction(np.sum), "ReduceMean": reduction(np.mean), "ReduceMax": reduction(np.max),
+    "ReduceMin": reduction(np.min), "ReduceAll": reduction(np.all), "ReduceAny": reduction(np.any),
+    "L2Loss": lambda x: np.square(wide(x)).sum() / 2,
     "SumExt": lambda x, axis=None, keep_dims=False, *_: reduction(np.sum)(x, axis, keep_dims),
     "Argmax": lambda x, axis=-1, *_: np.argmax(x, axis),
     # indices and shapes

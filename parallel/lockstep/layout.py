@@ -1,10 +1,10 @@
 """Which part of a parameter a rank holds, by the entry that MindSpore's `cell.parameter_layout_dict` has for it after compiling.
 
-An entry is (device matrix, tensor map, shape of a slice, field size, uniform split, group of the optimizer sharding, whole shape, ...).
-Its ranks are those of one pipeline stage. The device matrix gives them coordinates, the last axis running fastest; the map says of each
-axis of the tensor which axis of the matrix, counted from the last one, cuts it (-1: none). Ranks that get the same slice so form a group.
-Where the optimizer is sharded (`AutoParallel.hsdp`) the entry names it, and the slice is cut further among them along the first axis;
-the shape in the entry is the one before this.
+An entry is (device matrix, tensor map, shape of a slice, field size, uniform split, group of the optimizer sharding, whole
+shape, ...). It is about the ranks of one pipeline stage. The device matrix gives them coordinates, the last axis running
+fastest; the map says of each axis of the tensor which axis of the matrix, counted from the last one, cuts it (-1: none).
+Where the optimizer is sharded (`AutoParallel.hsdp`) the entry names a group, the ranks that would hold the same slice: they
+share it out among themselves along its first axis, in the order of their numbers. The shape in the entry is the one before that.
 """
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +19,7 @@ def slice_of(whole: np.ndarray, layout: Sequence, rank_in_stage: int) -> np.ndar
 
 
 def whole_of(parts: Mapping[int, np.ndarray], layout: Sequence) -> np.ndarray:
-    """The parameter from its parts: rank in the stage -> part. Where several ranks hold the same part, the lowest rank's is taken.
+    """The parameter from its parts: rank in the stage -> part. Of several ranks that hold the same part, the lowest counts.
 
     Raises ValueError if an element is held by none of them.
     """
@@ -57,5 +57,5 @@ def _check_group(layout: Sequence, size: int) -> None:
     """MindSpore names a group <number of ranks>-<hash>; a smaller one than all holders is made by hsdp(shard_size=...)."""
     number = str(layout[_GROUP]).partition("-")[0]
     if number.isdigit() and int(number) != size:
-        raise ValueError(f"the optimizer is sharded over {number} of the {size} ranks that hold the same slice: only all of them are "
-                         "known here (hsdp without shard_size)")
+        raise ValueError(f"the optimizer is sharded over {number} of the {size} ranks that hold the same slice: only sharding "
+                         "over all of them is known here (hsdp without shard_size)")

@@ -8,6 +8,7 @@ import gc
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -47,14 +48,24 @@ MONAD = Monad()
 Type = TensorType | tuple | Monad | None
 
 
+def type_of(x) -> Type:
+    """The type of an array or of a tuple of arrays."""
+    return tuple(map(type_of, x)) if isinstance(x, tuple) else TensorType(x.shape, x.dtype)
+
+
+def describe(kind: Type) -> str:
+    """A type for people: float32[4, 2], or (float32[4], bool[])."""
+    return "(" + ", ".join(map(describe, kind)) + ")" if isinstance(kind, tuple) else str(kind)
+
+
 @dataclass(slots=True)
 class Node:
     """One use of an operator, or one call.
 
-    op: MindSpore's name of the operator ("MatMul"), or "call". inputs: names of values; the first input of a call is its callee: the
-    name of a graph, or of a value that is a function. attributes: the primitive's (group, group_rank_ids, in_strategy ...).
-    marks: this use's (micro, chunk, forward_comm_node_unique_id ...). scope: where among the cells it stands
-    ("Default/network-GPT/.../MatMul-op3"; nothing for a call). type: of the result.
+    op: MindSpore's name of the operator ("MatMul"), or "call". inputs: names of values; the first input of a call is its
+    callee: the name of a graph, or of a value that is a function. attributes: the primitive's (group, group_rank_ids,
+    in_strategy ...). marks: this use's (micro, chunk, forward_comm_node_unique_id ...). scope: where among the cells it
+    stands ("Default/network-GPT/.../MatMul-op3"; nothing for a call). type: of the result.
     """
 
     op: str
@@ -71,28 +82,25 @@ class Graph:
     """One function: the nodes in an order that respects data and side effects.
 
     The name of a value begins with % if it belongs to the graph (inputs, parameters, results of nodes); constants and graphs have
-    names without it. inputs: names and types. parameters: the network's, without the %, as they are called in its cells; only the
-    main graph has them, the others are handed as inputs what they use.
+    names without it. inputs: names and types. constants: those that the graph uses; np.ndarray (read only; equal ones share
+    memory), int, float, bool, str, np.dtype, tuple, None or MONAD. parameters: the network's, without the %, as they are called
+    in its cells; only the main graph has them, the others are handed as inputs what they use.
     """
 
     name: str
     inputs: dict[str, Type]
     output: str
     nodes: list[Node]
+    constants: dict[str, object] = field(default_factory=dict)
     parameters: dict[str, TensorType] = field(default_factory=dict)
-    constants: dict[str, object] = field(default_factory=dict)  # two graphs may give two values one name
 
 
 @dataclass(slots=True)
 class Program:
-    """The main graph, those that it calls, and the constants of all of them, by name.
-
-    A constant is an np.ndarray (read only; equal ones share memory), int, float, bool, str, np.dtype, tuple, None or MONAD.
-    """
+    """The main graph and those that it calls, by name."""
 
     main: Graph
     functions: dict[str, Graph]
-    constants: dict[str, object]
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -126,8 +134,9 @@ def _varint(data: bytes, pos: int) -> tuple[int, int]:
         shift += 7
 
 
-def _fields(data: bytes, pos: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(field number, a, b) of a message: data[a:b] for a nested message, string or fixed number, the value in `a` for a varint."""
+def _fields(data: bytes, span: tuple[int, int]) -> Iterator[tuple[int, object]]:
+    """The fields of the message data[start:end]: (number, value); a value that is not a varint is given as its own span."""
+    pos, end = span
     while pos < end:
         key = data[pos]
         pos += 1
@@ -137,7 +146,7 @@ def _fields(data: bytes, pos: int, end: int) -> Iterator[tuple[int, int, int]]:
         kind = key & 7
         if kind == 0:
             value, pos = _varint(data, pos)
-            yield key >> 3, value - (1 << 64) if value >> 63 else value, 0
+            yield key >> 3, value - (1 << 64) if value >> 63 else value
             continue
         if kind == 2:
             size = data[pos]
@@ -146,7 +155,7 @@ def _fields(data: bytes, pos: int, end: int) -> Iterator[tuple[int, int, int]]:
                 size, pos = _varint(data, pos - 1)
         else:
             size = 8 if kind == 1 else 4
-        yield key >> 3, pos, pos + size
+        yield key >> 3, (pos, pos + size)
         pos += size
 
 
@@ -155,62 +164,61 @@ class _Reader:
 
     def __init__(self, data: bytes):
         self.data = data
-        self.seen: dict[bytes, tuple[str, object]] = {}
+        self.primitives: dict[str, tuple[str, dict]] = {}
+        self.constants: dict[str, object] = {}  # all so far: a graph may use those of one before it, or give its own an old name
+        self.attributes: dict[bytes, tuple[str, object]] = {}
         self.types: dict[bytes, Type] = {}
         self.arrays: dict[tuple, np.ndarray] = {}
-        self.names: dict[bytes, str] = {}
-        self.constants: dict[str, object] = {}
-        self.primitives: dict[str, tuple[str, dict]] = {}
-        self.nothing: dict = {}
+        self.prefix = ""                        # of this graph
+        self.names: dict[bytes, str] = {}       # in this graph
+        self.used: dict[str, object] = {}       # constants of this graph
 
     def program(self) -> Program:
-        graphs = []
-        fields = list(_fields(self.data, 0, len(self.data)))
-        for number, a, b in fields:  # ModelProto; the primitives first, since nodes refer to them
+        fields = list(_fields(self.data, (0, len(self.data))))  # ModelProto
+        for number, span in fields:
             if number == 12:
-                self.primitive(a, b)
-        for number, a, b in fields:
-            if number in (7, 8):
-                graphs.append(self.graph(a, b))
-        return Program(graphs[0], {g.name: g for g in graphs[1:]}, self.constants)
+                self.primitive(span)
+        graphs = [self.graph(span) for number, span in fields if number in (7, 8)]
+        return Program(graphs[0], {g.name: g for g in graphs[1:]})
 
-    def text(self, a: int, b: int) -> str:
-        return self.data[a:b].decode(errors="replace")
+    def text(self, span: tuple[int, int]) -> str:
+        return self.data[slice(*span)].decode(errors="replace")
 
-    def primitive(self, a: int, b: int) -> None:
+    def only(self, number: int, span: tuple[int, int]) -> tuple[int, int]:
+        """The first field of this number."""
+        return next(value for n, value in _fields(self.data, span) if n == number)
+
+    def primitive(self, span: tuple[int, int]) -> None:
         name = op = ""
         attributes = {}
-        for number, a, b in _fields(self.data, a, b):  # PrimitiveProto
+        for number, value in _fields(self.data, span):  # PrimitiveProto
             if number == 1:
-                name = self.text(a, b)
+                name = self.text(value)
             elif number == 2:
-                op = self.text(a, b)
+                op = self.text(value)
             elif number == 3:
-                key, value = self.attribute(a, b)
-                attributes[key] = value
+                key, attributes[key] = self.attribute(value)
         self.primitives[name] = op, attributes
 
-    def graph(self, a: int, b: int) -> Graph:
-        nodes, inputs, parameters, output = [], {}, {}, ""
-        fields = list(_fields(self.data, a, b))  # GraphProto
-        name = next(self.text(a, b) for number, a, b in fields if number == 2)
-        self.prefix, self.names, self.local = f"{name}:", {}, {}
-        for number, a, b in fields:
+    def graph(self, span: tuple[int, int]) -> Graph:
+        name = self.text(self.only(2, span))
+        self.prefix, self.names, self.used = f"{name}:", {}, {}
+        graph = Graph(name, {}, "", [], self.used)
+        for number, value in _fields(self.data, span):  # GraphProto
             if number == 1:
-                self.node(a, b, nodes)
+                self.node(value, graph.nodes)
             elif number == 3:
-                label = self.name(*next((a, b) for n, a, b in _fields(self.data, a, b) if n == 7))
-                parameters[label.removeprefix("%")] = self.tensor(a, b, False)
+                graph.parameters[self.name(self.only(7, value)).removeprefix("%")] = self.tensor_type(value)
             elif number == 5:
-                key, value = self.input(a, b)
-                inputs[key] = value
+                key, graph.inputs[key] = self.input(value)
             elif number == 6:
-                output = self.name(*next((a, b) for n, a, b in _fields(self.data, a, b) if n == 1))
-        return Graph(name, inputs, output, nodes, parameters, self.local)
+                graph.output = self.name(self.only(1, value))
+        self.use([graph.output])
+        return graph
 
-    def name(self, a: int, b: int) -> str:
+    def name(self, span: tuple[int, int]) -> str:
         """The name of a value; the name of its graph, which begins it in the file, becomes %."""
-        key = self.data[a:b]
+        key = self.data[slice(*span)]
         if key not in self.names:
             self.names[key] = self.local(key.decode())
         return self.names[key]
@@ -218,135 +226,131 @@ class _Reader:
     def local(self, name: str) -> str:
         return "%" + name[len(self.prefix):] if name.startswith(self.prefix) else name
 
-    def input(self, a: int, b: int) -> tuple[str, Type]:
+    def use(self, names: list[str]) -> None:
+        for name in names:
+            if name in self.constants:
+                self.used[name] = self.constants[name]
+
+    def input(self, span: tuple[int, int]) -> tuple[str, Type]:
         name, kind = "", None
-        for number, a, b in _fields(self.data, a, b):  # ValueInfoProto
+        for number, value in _fields(self.data, span):  # ValueInfoProto
             if number == 1:
-                name = self.name(a, b)
+                name = self.name(value)
             elif number == 2:
-                kind = self.tensor(a, b, False)
-            elif number == 4 and self.text(a, b) in ("UMonadType", "IOMonadType"):
+                kind = self.tensor_type(value)
+            elif number == 4 and self.text(value) in ("UMonadType", "IOMonadType"):
                 kind = MONAD
             elif number == 5:
-                kind = self.type(a, b)
+                kind = self.type(value)
         return name, kind
 
-    def node(self, a: int, b: int, nodes: list[Node]) -> None:
-        inputs, output, op, scope, marks, attributes = [], "", "", "", {}, []
-        for number, a, b in _fields(self.data, a, b):  # NodeProto
+    def node(self, span: tuple[int, int], nodes: list[Node]) -> None:
+        inputs, output, op, scope, marks, described = [], "", "", "", {}, None
+        for number, value in _fields(self.data, span):  # NodeProto
             if number == 1:
-                inputs.append(self.name(a, b))
+                inputs.append(self.name(value))
             elif number == 2:
-                output = self.name(a, b)
+                output = self.name(value)
             elif number == 4:
-                op = self.text(a, b).removeprefix("REF::")
-            elif number == 5:
-                attributes.append((a, b))
+                op = self.text(value).removeprefix("REF::")
+            elif number == 5:  # of a constant its value, of others what MindSpore inferred of the result
+                described = value
             elif number == 7:
-                scope = self.text(a, b)
+                scope = self.text(value)
             elif number in (8, 9):
-                key, value = self.attribute(a, b)
-                marks[key] = value
+                key, marks[key] = self.attribute(value)
         if op == "Constant":
-            self.constants[output] = self.local[output] = self.value(*attributes[0])[1]
+            self.constants[output] = self.value(described)[1]
             return
-        kind = self.type(*attributes[0]) if attributes else None  # its one attribute: what inference found
+        self.use(inputs)
+        kind = self.type(described) if described else None
         if op in self.primitives:
-            op, attributes = self.primitives[op]
-            nodes.append(Node(op, tuple(inputs), output, attributes, marks or self.nothing, scope, kind))
+            name, attributes = self.primitives[op]
+            nodes.append(Node(name, tuple(inputs), output, attributes, marks, scope, kind))
         else:
-            nodes.append(Node("call", (self.local(op), *inputs), output, self.nothing, marks or self.nothing, "", kind))
+            nodes.append(Node("call", (self.local(op), *inputs), output, {}, marks, "", kind))
 
-    def attribute(self, a: int, b: int) -> tuple[str, object]:
+    def attribute(self, span: tuple[int, int]) -> tuple[str, object]:
         """(name, value); equal ones are decoded once."""
-        key = self.data[a:b]
-        if key not in self.seen:
-            self.seen[key] = self.value(a, b)
-        return self.seen[key]
+        key = self.data[slice(*span)]
+        if key not in self.attributes:
+            self.attributes[key] = self.value(span)
+        return self.attributes[key]
 
-    def value(self, a: int, b: int) -> tuple[str, object]:
+    def value(self, span: tuple[int, int]) -> tuple[str, object]:
         """AttributeProto -> (name, value)."""
-        name, kind, number_range, single, many, tensor, values = "", 0, None, 0, None, None, []
-        for number, a, b in _fields(self.data, a, b):
+        name, kind, x, parts = "", 0, None, []
+        for number, value in _fields(self.data, span):
             if number == 1:
-                name = self.text(a, b)
-            elif number in (2, 4, 5):
-                number_range = a, b
-            elif number == 3:
-                single = a
-            elif number in (8, 9, 11):  # inside a tuple the value is in the repeated fields
-                number_range = a, b
-            elif number == 10:
-                many = a
-            elif number in (6, 12):
-                tensor = a, b
+                name = self.text(value)
             elif number == 16:
-                kind = a
+                kind = value
             elif number == 17:
-                values.append((a, b))
+                parts.append(value)
+            elif number <= 12:  # the value itself: in a field of its own kind, inside a tuple in the repeated one
+                x = value
         if kind in (_TENSOR, _TENSORS):
-            return name, self.tensor(*tensor, True)
+            return name, self.tensor(x)
         if kind in (_TUPLE, _LIST):
-            return name, tuple(self.value(a, b)[1] for a, b in values)
-        if kind in _INTEGERS or kind == _BOOL:
-            number = single if many is None else many
-            return name, bool(number) if kind == _BOOL else number
+            return name, tuple(self.value(part)[1] for part in parts)
+        if kind in _INTEGERS:
+            return name, x or 0
+        if kind == _BOOL:
+            return name, bool(x)
         if kind in (_FLOAT, _DOUBLE):
-            form = "<f" if kind == _FLOAT else "<d"
-            return name, struct.unpack(form, self.data[slice(*number_range)])[0] if number_range else 0.0
+            return name, struct.unpack("<f" if kind == _FLOAT else "<d", self.data[slice(*x)])[0] if x else 0.0
         if kind == _STRING:
-            return name, self.text(*number_range) if number_range else ""
+            return name, self.text(x) if x else ""
         return name, MONAD if kind in (_UMONAD, _IOMONAD) else None
 
-    def tensor(self, a: int, b: int, with_data: bool) -> np.ndarray | TensorType | np.dtype | None:
-        """TensorProto -> its data; without data (or `with_data`) its type, or the dtype alone where it stands for a dtype."""
-        dims, data_type, raw = [], 0, None
-        for number, a, b in _fields(self.data, a, b):
-            if number == 1:
-                dims.append(a)
-            elif number == 2:
-                data_type = a
-            elif number == 9 and b > a:
-                raw = a, b
-        if data_type not in _DTYPES and data_type != _BFLOAT16:
-            return None
-        dtype = _dtype(data_type)
-        if with_data and raw is not None:
-            return self.array(dtype, tuple(dims), *raw)
-        return dtype if with_data and not dims else TensorType(tuple(dims), dtype)
-
-    def array(self, dtype: np.dtype, shape: tuple, a: int, b: int) -> np.ndarray:
-        """A view of the data; equal constants share the first of them, so that the others are never touched again."""
-        key = dtype, shape, memoryview(self.data)[a:b]  # hashed and compared without a copy
+    def tensor(self, span: tuple[int, int]) -> np.ndarray | TensorType | np.dtype | None:
+        """TensorProto -> its data; without data its type, or where it has no shape the dtype, which MindSpore writes so."""
+        raw = next((value for number, value in _fields(self.data, span) if number == 9), (0, 0))
+        kind = self.tensor_type(span)
+        if kind is None or raw[0] == raw[1]:
+            return kind.dtype if kind and not kind.shape else kind
+        # Equal constants share the first of them. A memoryview is hashed and compared without a copy.
+        key = kind, memoryview(self.data)[slice(*raw)]
         if key not in self.arrays:
-            self.arrays[key] = np.frombuffer(self.data, dtype, (b - a) // dtype.itemsize, a).reshape(shape)
+            count = (raw[1] - raw[0]) // kind.dtype.itemsize
+            self.arrays[key] = np.frombuffer(self.data, kind.dtype, count, raw[0]).reshape(kind.shape)
         return self.arrays[key]
 
-    def type(self, a: int, b: int) -> Type:
+    def tensor_type(self, span: tuple[int, int]) -> TensorType | None:
+        """TensorProto -> its type; None for what is no tensor of numbers."""
+        shape, data_type = [], 0
+        for number, value in _fields(self.data, span):
+            if number == 1:
+                shape.append(value)
+            elif number == 2:
+                data_type = value
+        dtype = _dtype(data_type)
+        return dtype and TensorType(tuple(shape), dtype)
+
+    def type(self, span: tuple[int, int]) -> Type:
         """AttributeProto that describes a result; equal ones are decoded once."""
-        key = self.data[a:b]
+        key = self.data[slice(*span)]
         if key not in self.types:
-            self.types[key] = self.decode_type(a, b)
+            kind, tensor, parts = 0, None, []
+            for number, value in _fields(self.data, span):
+                if number == 12:
+                    tensor = value
+                elif number == 16:
+                    kind = value
+                elif number == 17:
+                    parts.append(value)
+            if kind in (_TUPLE, _LIST):
+                self.types[key] = tuple(map(self.type, parts))
+            elif kind in (_TENSOR, _TENSORS) and tensor:
+                self.types[key] = self.tensor_type(tensor)
+            else:
+                self.types[key] = MONAD if kind in (_UMONAD, _IOMONAD) else None
         return self.types[key]
 
-    def decode_type(self, a: int, b: int) -> Type:
-        kind, tensor, values = 0, None, []
-        for number, a, b in _fields(self.data, a, b):
-            if number in (6, 12):
-                tensor = a, b
-            elif number == 16:
-                kind = a
-            elif number == 17:
-                values.append((a, b))
-        if kind in (_TUPLE, _LIST):
-            return tuple(self.decode_type(a, b) for a, b in values)
-        if kind in (_TENSOR, _TENSORS) and tensor:
-            return self.tensor(*tensor, False)
-        return MONAD if kind in (_UMONAD, _IOMONAD) else None
 
-
-def _dtype(data_type: int) -> np.dtype:
+@cache
+def _dtype(data_type: int) -> np.dtype | None:
     if data_type == _BFLOAT16:
         from mindspore.common.np_dtype import bfloat16  # numpy has none of its own; `import mindspore` takes seconds
         return np.dtype(bfloat16)
-    return np.dtype(_DTYPES[data_type])
+    return np.dtype(_DTYPES[data_type]) if data_type in _DTYPES else None

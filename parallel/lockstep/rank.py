@@ -11,7 +11,8 @@ from parallel.lockstep.mindir import MONAD, Graph, Node, Program, TensorType, Ty
 from parallel.lockstep.state import UPDATES, Ref, value
 
 KERNEL, UPDATE, COMMUNICATE, LOAD, TUPLE, ITEM, PARTIAL, SWITCH, CALL = range(9)
-PLUMBING = {"Load": LOAD, "TensorMove": LOAD, "MakeTuple": TUPLE, "TupleGetItem": ITEM, "Partial": PARTIAL, "Switch": SWITCH, "call": CALL}
+PLUMBING = {"Load": LOAD, "TensorMove": LOAD, "MakeTuple": TUPLE, "TupleGetItem": ITEM, "Partial": PARTIAL, "Switch": SWITCH,
+            "call": CALL}
 
 
 @dataclass(slots=True)
@@ -51,9 +52,9 @@ class Rank:
         self._refs = {name: Ref(self._parameter(name, kind, parameters)) for name, kind in graph.main.parameters.items()}
         self._functions = {name: Code() for name in graph.functions}
         for name, function in graph.functions.items():
-            self._make(self._functions[name], function, graph.constants)
+            self._make(self._functions[name], function)
         self._main = Code()
-        self._make(self._main, graph.main, graph.constants)
+        self._make(self._main, graph.main)
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
@@ -67,10 +68,11 @@ class Rank:
             raise ValueError(f"rank {self.rank}: the graph's inputs are {_types(self.inputs)}, but was given {_types(found)}")
         return value((yield from self._run(self._main, inputs)))
 
-    def intercept(self, choose: Callable[[Node], bool], change: Callable[[np.ndarray], np.ndarray], limit: int | None = None) -> int:
-        """Let `change` see and replace the result of each operator that `choose` wants, the first `limit` of them in the graphs' order.
+    def intercept(self, choose: Callable[[Node], bool], change: Callable[[np.ndarray], np.ndarray],
+                  limit: int | None = None) -> int:
+        """Let `change` see and replace the results of those operators that `choose` wants, at most `limit`, in the graphs' order.
 
-        Returns how many there are. Parameter updates and communication cannot be chosen.
+        Returns how many they are. Parameter updates and communication cannot be chosen.
         """
         count = 0
         for code in (self._main, *self._functions.values()):
@@ -85,10 +87,10 @@ class Rank:
             raise ValueError(f"rank {self.rank}: parameter {name}, {kind}, was not given")
         x = np.array(parameters[name])  # a copy: what Parameter.asnumpy returns is MindSpore's own memory
         if TensorType(x.shape, x.dtype) != kind:
-            raise ValueError(f"rank {self.rank}: parameter {name} is {kind} in the graph, but was given {x.dtype.name}{list(x.shape)}")
+            raise ValueError(f"rank {self.rank}: parameter {name} is {kind} in the graph, but was given {_types([x])[1:-1]}")
         return x
 
-    def _make(self, code: Code, graph: Graph, constants: dict[str, object]) -> None:
+    def _make(self, code: Code, graph: Graph) -> None:
         slots = {name: i for i, name in enumerate(graph.inputs)}
         frame: list = [None] * len(slots)
         monads = {slots[name] for name, kind in graph.inputs.items() if kind is MONAD}
@@ -96,8 +98,8 @@ class Rank:
 
         def slot(name: str) -> int:
             if name not in slots:  # the first use of something that is there before the graph runs
-                x = self._refs[name] if name in graph.parameters else Closure(self._functions[name]) if name in self._functions \
-                    else graph.constants[name] if name in graph.constants else constants[name]
+                x = self._refs[name[1:]] if name[0] == "%" else Closure(self._functions[name]) if name in self._functions \
+                    else graph.constants[name]
                 slots[name] = len(frame)
                 fixed.add(len(frame))
                 if x is MONAD:
@@ -139,7 +141,7 @@ class Rank:
         frame = code.frame.copy()
         frame[:len(args)] = args
         for kind, run, ins, out, unused, node in code.steps:
-            if kind == KERNEL or kind == UPDATE:
+            if kind in (KERNEL, UPDATE):
                 xs = [x if type(x := frame[i]) is np.ndarray else value(x) for i in ins]
                 try:
                     result = _fit(run(*xs), node.type) if kind == KERNEL else self._update(run, [frame[i] for i in ins], xs)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from parallel.lockstep.collectives import COLLECTIVES, Operation
+from parallel.lockstep.collectives import Operation, execute
 from parallel.lockstep.errors import Deadlock, Mismatch
-from parallel.lockstep.mindir import TensorType
+from parallel.lockstep.mindir import describe, type_of
 from parallel.lockstep.rank import Rank
 
 
@@ -15,7 +15,7 @@ from parallel.lockstep.rank import Rank
 class Traffic:
     """What was communicated, by rank and (operator, size of the group).
 
-    calls: how often. bytes: of the data that the rank itself put in, before any algorithm of the network. A Receive puts nothing in.
+    calls: how often. bytes: of the data that the rank itself put in, whatever the network makes of it; nothing for a Receive.
     Groups of one rank communicate nothing and are not counted.
     """
 
@@ -54,10 +54,9 @@ class _Job:
         while ready:
             while ready:
                 self.go_on(*ready.popleft(), ready)
-            if not ready:
-                for rank in list(self.waiting):
-                    if rank in self.waiting:
-                        ready.extend(self.answer(self.waiting[rank][0]))
+            for rank in list(self.waiting):
+                if rank in self.waiting:  # an answer to one may have been an answer to others
+                    ready.extend(self.answer(self.waiting[rank][0]))
         if self.waiting:
             raise Deadlock(self.explain())
         unread = [f"{len(box)} from rank {a} to rank {b} (tag {tag})" for (a, b, tag), box in self.messages.items() if box]
@@ -87,9 +86,10 @@ class _Job:
             if r == mine.rank or not self.has_come(r, mine.group):
                 continue
             other, y = self.waiting[r]
-            if (mine.op, _types(x), mine.members) != (other.op, _types(y), other.members):
-                raise Mismatch(f"group {mine.group}: rank {mine.rank} came with {mine} of {_show(x)}, "
-                               f"but rank {r} with {other} of {_show(y)}")
+            if (mine.op, mine.options, mine.members, type_of(x)) != (other.op, other.options, other.members, type_of(y)):
+                raise Mismatch(f"group {mine.group}: rank {mine.rank} came with {mine} of {describe(type_of(x))} for ranks "
+                               f"{list(mine.members)}, but rank {r} with {other} of {describe(type_of(y))} for ranks "
+                               f"{list(other.members)}")
             return
 
     def has_come(self, rank: int, group: str) -> bool:
@@ -106,7 +106,7 @@ class _Job:
         parts = [self.waiting.pop(r) for r in members]
         for other, x in parts:
             self.traffic.add(other, _nbytes(x))
-        results = COLLECTIVES[operation.op](operation.node.attributes, [x for _, x in parts])
+        results = execute([other for other, _ in parts], [x for _, x in parts])
         return list(zip(members, results, strict=True))
 
     def receive(self, operation: Operation) -> list[tuple[int, object]]:
@@ -114,9 +114,9 @@ class _Job:
         if not box:
             return []
         sender, x = box.popleft()
-        if _types(x) != operation.node.type:
+        if type_of(x) != operation.node.type:
             raise Mismatch(f"rank {operation.rank} expects {operation.node.type} in {operation} (tag {operation.tag}), "
-                           f"but rank {sender.rank} sent {_show(x)} in {sender}")
+                           f"but rank {sender.rank} sent {describe(type_of(x))} in {sender}")
         del self.waiting[operation.rank]
         self.traffic.add(operation, 0)
         return [(operation.rank, x)]
@@ -137,14 +137,6 @@ class _Job:
         if rank not in self.runs:
             return f"rank {rank} (not in this job)"
         return f"rank {rank} ({'at ' + str(self.waiting[rank][0]) if rank in self.waiting else 'has ended'})"
-
-
-def _types(x) -> TensorType | tuple:
-    return tuple(map(_types, x)) if isinstance(x, tuple) else TensorType(x.shape, x.dtype)
-
-
-def _show(x) -> str:
-    return "(" + ", ".join(map(_show, x)) + ")" if isinstance(x, tuple) else str(_types(x))
 
 
 def _nbytes(x) -> int:

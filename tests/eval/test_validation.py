@@ -9,6 +9,8 @@ from data.manifest import load_manifest
 from eval.metrics import TokenMetric, perplexity, together, token_scores, unigram_loss
 from eval.stage import Validation
 from eval.step import EvalStep
+from model import attention, layers
+from model import gpt as model_gpt
 from model.config import ModelConfig
 from model.generate import NextTokenLogits
 from model.gpt import GPT
@@ -16,13 +18,13 @@ from model.init import initialize
 from parallel.mesh import Mesh
 
 LENGTHS = (4, 7, 30, 63, 64)
+CONFIG = ModelConfig(vocab_size=100, hidden_size=16, num_layers=1, num_heads=2, seq_length=64, init_std=0.3)
 
 
 @pytest.fixture(scope="module")
 def gpt():
-    config = ModelConfig(vocab_size=100, hidden_size=16, num_layers=1, num_heads=2, seq_length=64, init_std=0.3)
-    gpt = GPT(config)
-    initialize(gpt, config, seed=5)
+    gpt = GPT(CONFIG)
+    initialize(gpt, CONFIG, seed=5)
     return gpt
 
 
@@ -65,6 +67,26 @@ def test_perplexity_is_the_same_for_every_batch_and_rank(gpt, rows, expected, ba
     assert scores["tokens"] == sum(LENGTHS)
     assert scores["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-5)
     assert scores["accuracy"] == expected["accuracy"]
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_padding_of_the_token_table_changes_no_figure(rows, monkeypatch, on_cpu):
+    repeated = np.repeat(rows[:, 1:14], 5, axis=1)  # so that some guesses are right
+    for module in (layers, attention, model_gpt):
+        monkeypatch.setattr(module, "on_cpu", lambda: on_cpu)
+    figures = []
+    for padding in (None, 0.0, 100.0):
+        config = CONFIG if padding is None else CONFIG.model_copy(update={"vocab_multiple": 64})
+        network = GPT(config)
+        initialize(network, config, seed=5)
+        table = network.embedding.token.asnumpy().copy()
+        table[100:] = padding
+        network.embedding.token.set_data(Tensor(table))
+        figures.append([x.asnumpy() for x in EvalStep(network, pad_id=0)(Tensor(repeated))])
+    assert network.embedding.token.shape == (128, 16) and 0 < figures[0][2].sum() < figures[0][1].sum()
+    for losses, counts, hits in figures[1:]:
+        np.testing.assert_allclose(losses, figures[0][0], rtol=1e-5)
+        assert counts.tolist() == figures[0][1].tolist() and hits.tolist() == figures[0][2].tolist()
 
 
 def test_the_sets_together_are_one_set():

@@ -93,4 +93,4 @@ def test_a_run_goes_on_with_another_padding(runs, trained, capsys, written, resu
 def test_padding_does_not_make_another_model(runs):
     """Or weights from elsewhere, as from import-hf, which know nothing of padding, would be refused."""
     identities = [identity_of(config, "tokenizer", "samples") for config in runs.values()]
-    assert identities[0] == identities[1]
+    assert identities[0] == identities[1] and "vocab_multiple" not in identities[0]["model"]
