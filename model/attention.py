@@ -8,7 +8,7 @@ from mindspore import Tensor, nn, ops
 
 from model import cpu
 from model.config import ModelConfig
-from model.layers import Dropout, Linear, on_cpu
+from model.layers import Corner, Dropout, Linear, on_cpu
 from parallel.mesh import Mesh
 
 
@@ -26,17 +26,18 @@ class AttentionCore(nn.Cell):
         self.scores, self.weigh = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
         self.mul, self.add, self.softmax, self.reshape = ops.Mul(), ops.Add(), ops.Softmax(-1), ops.Reshape()
         self.scale = Tensor(1.0 / math.sqrt(config.head_size), ms.float32)
-        self.mask = causal_mask(config.seq_length)
+        self.mask, self.corner = causal_mask(config.seq_length), Corner(2)
         self.dropout = Dropout(config.dropout, (1, config.num_heads, 1, config.seq_length), salt)
 
     def construct(self, q, k, v, keys):
         batch, _, t, _ = q.shape
-        p = self.softmax(self.add(self.mul(self.scores(q, k), self.scale), self.mask[:t, :t]))
+        p = self.softmax(self.add(self.mul(self.scores(q, k), self.scale), self.corner(self.mask, (t, t))))
         return self.weigh(self.dropout(p, self.reshape(keys, (batch, 1, t, 1))), v), p
 
     def shard(self, mesh: Mesh) -> None:
         """Samples over dp, heads over tp."""
         parts = (mesh.dp, mesh.tp, 1, 1)
+        self.corner.shard()
         self.scores.shard((parts, parts))
         self.mul.shard((parts, ()))
         self.add.shard((parts, (1, 1)))

@@ -8,7 +8,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from model import cpu
 from model.attention import CausalSelfAttention
 from model.config import ModelConfig
-from model.layers import Dropout, Gelu, LayerNorm, Linear, RowKeys, on_cpu, parameter
+from model.layers import Corner, Dropout, Gelu, LayerNorm, Linear, RowKeys, on_cpu, parameter
 from parallel.mesh import Mesh
 
 
@@ -24,18 +24,19 @@ class Embedding(nn.Cell):
         self.token = parameter((table_rows, config.hidden_size))
         self.position = parameter((config.seq_length, config.hidden_size))
         self.gather_token, self.gather_position, self.add, self.reshape = ops.Gather(), ops.Gather(), ops.Add(), ops.Reshape()
-        self.positions = Tensor(np.arange(config.seq_length), ms.int32)
+        self.positions, self.corner = Tensor(np.arange(config.seq_length), ms.int32), Corner(1)
         self.dropout = Dropout(config.dropout, (1, config.hidden_size), 0)
 
     def construct(self, ids, keys):
         batch, t = ids.shape
-        position = self.gather_position(self.position, self.positions[:t], 0)
+        position = self.gather_position(self.position, self.corner(self.positions, (t,)), 0)
         x = self.add(self.gather_token(self.token, ids, 0), self.reshape(position, (1, t, -1)))
         return self.dropout(self.reshape(x, (batch * t, -1)), keys), self.token
 
     def shard(self, mesh: Mesh) -> None:
         """The vocabulary over tp: each rank looks up what it has, and the parts are summed."""
         self.gather_token.shard(((mesh.tp, 1), (mesh.dp, 1)))
+        self.corner.shard()
         self.gather_position.shard(((1, 1), (1,)))
         self.add.shard(((mesh.dp, 1, 1), (1, 1, 1)))
         self.dropout.shard((mesh.rows, 1))
@@ -123,6 +124,19 @@ class GPT(nn.Cell):
         cells = [*self.blocks, self.row_keys, self.embedding, self.norm]
         for cell, (stage, segment) in zip(cells, [*block_stages, *2 * block_stages[:1], block_stages[-1]], strict=True):
             put(cell, stage, segment)
+
+
+def recompute(gpt: GPT, kind: str, layers: str | tuple[int, ...]) -> None:
+    """Keep fewer activations and compute them again in the backward pass; communication over tp is not repeated.
+
+    Args:
+        kind: "none"; "selective": attention's scores and weights, large and cheap (Korthikanti et al., arXiv:2205.05198); "full":
+            everything inside a block.
+        layers: indices of the blocks, or "all".
+    """
+    for i, block in enumerate(gpt.blocks):
+        if kind != "none" and (layers == "all" or i in layers):
+            (block if kind == "full" else block.attention.core).recompute(mp_comm_recompute=False)
 
 
 def put(cell: nn.Cell, stage: int, segment: int | None) -> None:

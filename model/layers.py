@@ -28,6 +28,23 @@ def parameter(shape: tuple[int, ...], value: float = 0.0) -> Parameter:
     return Parameter(initializer(Constant(value), shape, ms.float32))
 
 
+class Corner(nn.Cell):
+    """The first elements of a constant along each axis: x, shape -> x[:shape[0], :shape[1] ...]. Every rank has it whole."""
+
+    def __init__(self, dimensions: int):
+        super().__init__()
+        self.slice, self.zeros, self.ones = ops.StridedSlice(), (0,) * dimensions, (1,) * dimensions
+
+    def construct(self, x, shape):
+        if x.shape == shape:
+            return x
+        return self.slice(x, self.zeros, shape, self.ones)
+
+    def shard(self) -> None:
+        """Without a strategy MindSpore would cut it over all ranks, and gather it again."""
+        self.slice.shard((self.ones,))
+
+
 class Affine(nn.Cell):
     """x W^T + b by MindSpore's own kernels: x [rows, in], W [out, in], b [out] -> [rows, out]."""
 
@@ -139,13 +156,14 @@ class Dropout(nn.Cell):
         self.column_keys = Tensor(drawn.astype(np.int32))
         self.threshold = Tensor(int(-2**31 + rate * 2**32), ms.int32)
         self.mix, self.xor, self.cast, self.mul, self.rescale = Mix(), ops.BitwiseXor(), ops.Cast(), ops.Mul(), ops.Mul()
-        self.greater_equal = ops.GreaterEqual()
+        self.greater_equal, self.corner = ops.GreaterEqual(), Corner(len(columns))
 
     def construct(self, x, keys):
         """x of any shape and int32 keys that broadcast against it -> x's shape."""
         if self.rate == 0.0 or not self.training:
             return x
-        hashed = self.mix(self.xor(keys, self.column_keys[..., :x.shape[-1]]))
+        columns = self.corner(self.column_keys, self.column_keys.shape[:-1] + x.shape[-1:])
+        hashed = self.mix(self.xor(keys, columns))
         keep = self.cast(self.greater_equal(hashed, self.threshold), x.dtype)
         return self.mul(x, self.rescale(keep, self.scale))
 
@@ -155,6 +173,7 @@ class Dropout(nn.Cell):
         whole = tuple(1 if n == 1 else p for n, p in zip(size, parts, strict=True))
         rows = tuple(p if n == 1 else 1 for n, p in zip(size, parts, strict=True))
         rows = (*rows[:-1], 1)
+        self.corner.shard()
         self.xor.shard((rows, whole))
         self.mix.shard(parts)
         self.greater_equal.shard((parts, ()))
@@ -173,15 +192,16 @@ class RowKeys(nn.Cell):
         drawn = rng.randint(-2**31, 2**31, (1, seq_length), np.int64)
         self.token_keys = Tensor(drawn.astype(np.int32))
         self.mix_samples, self.mix_tokens, self.xor_seed, self.xor_token = Mix(), Mix(), ops.BitwiseXor(), ops.BitwiseXor()
-        self.reshape = ops.Reshape()
+        self.reshape, self.corner = ops.Reshape(), Corner(2)
 
     def construct(self, positions, t):
         sample_keys = self.mix_samples(self.xor_seed(positions, self.seed))
-        keys = self.mix_tokens(self.xor_token(self.reshape(sample_keys, (-1, 1)), self.token_keys[:, :t]))
+        keys = self.mix_tokens(self.xor_token(self.reshape(sample_keys, (-1, 1)), self.corner(self.token_keys, (1, t))))
         return self.reshape(keys, (-1, 1))
 
     def shard(self, mesh: Mesh) -> None:
         """Samples over dp."""
+        self.corner.shard()
         self.xor_seed.shard(((mesh.dp,), ()))
         self.mix_samples.shard((mesh.dp,))
         self.xor_token.shard(((mesh.dp, 1), (1, 1)))

@@ -4,7 +4,7 @@ from mindspore import nn
 
 from data.tokenizer import PAD_ID
 from eval.step import EvalStep
-from model.gpt import GPT, GPTLoss
+from model.gpt import GPT, GPTLoss, recompute
 from parallel.context import auto_parallel
 from parallel.mesh import Mesh
 from parallel.stages import block_stages
@@ -26,6 +26,7 @@ def build_gpt(config: RunConfig, mesh: Mesh) -> GPT:
 def build_train_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches: int) -> TrainStep:
     """The step of this rank."""
     network = GPTLoss(gpt, PAD_ID)
+    recompute(gpt, config.parallel.recompute, config.parallel.recompute_layers)
     if is_sharded(mesh):
         shard(network, config, mesh)
         gradients = ShardedGradients(network, mesh, num_micro_batches, config.parallel)

@@ -67,6 +67,7 @@ def bias_add_grad(dy, data_format="NCHW"):
 
 @in_float32
 def gelu(x):
+    """GELU in its tanh form (Hendrycks and Gimpel, arXiv:1606.08415), as MindSpore's kernel has it."""
     return 0.5 * x * (1 + np.tanh(x * (GELU_1 + GELU_3 * (x * x))))
 
 
@@ -191,18 +192,13 @@ def unstack(x, *, axis):
     return tuple(np.moveaxis(x, axis, 0))
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-wide(x)))
-
-
 BINARY: dict[str, Callable] = {  # of two tensors, or of a tensor and a number
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "RealDiv": np.true_divide, "Div": np.true_divide,
     "Muls": np.multiply, "Divs": np.true_divide, "FloorDiv": np.floor_divide, "Pow": in_float32(np.power),
     "PowTensorScalar": in_float32(np.power), "Minimum": np.minimum, "Maximum": np.maximum, "Equal": np.equal,
     "NotEqual": np.not_equal, "Greater": np.greater, "GreaterEqual": np.greater_equal, "Less": np.less,
-    "LessEqual": np.less_equal,
-    "LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "BitwiseXor": np.bitwise_xor, "BitwiseAnd": np.bitwise_and,
-    "BitwiseOr": np.bitwise_or, "RightShift": np.right_shift,
+    "LessEqual": np.less_equal, "LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "BitwiseXor": np.bitwise_xor,
+    "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "RightShift": np.right_shift,
 }
 KERNELS: dict[str, Callable] = {op: arithmetic(f) for op, f in BINARY.items()} | {
     "SubScalar": lambda x, y, alpha=1: x - number_like(alpha * y, x), "AddN": add_n,
