@@ -96,7 +96,8 @@ def in_micro_batches(network: nn.Cell, mesh: Mesh, num_micro_batches: int) -> nn
     """The network over a batch that is cut into micro-batches, whose loss sums are added up."""
     if mesh.pp == num_micro_batches == 1:
         return network
-    cell = (Pipeline if mesh.pp > 1 else GradAccumulation)(Shared(network), num_micro_batches)
+    # Not shared without a pipeline: with lazy_inline MindSpore's pass over GradAccumulation's graph does not come to an end.
+    cell = Pipeline(Shared(network), num_micro_batches) if mesh.pp > 1 else GradAccumulation(network, num_micro_batches)
     for add in cell.add_list:  # what has no strategy is cut along its first axis, here between the losses and the tokens
         add.shard(((1,), (1,)))
     return cell

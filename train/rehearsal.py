@@ -112,22 +112,12 @@ def rehearse(config: RunConfig, mesh: Mesh, folder: Path, steps: int, overflow_a
     return result
 
 
-def intercept(rank, choose, change, limit=None):
-    count = 0
-    for code in (rank._main, *rank._functions.values()):
-        for i, (kind, run_, ins, out, unused, node) in enumerate(code.steps):
-            if choose(node) and (limit is None or count < limit):
-                code.steps[i] = (kind, lambda *xs, f=run_: change(f(*xs)), ins, out, unused, node)
-                count += 1
-    return count
-
-
 class Disturbance:
     """Makes one gradient of a rank infinite when active: the result of its first matrix product in the backward pass."""
 
     def __init__(self, rank: Rank):
         self.active = False
-        found = intercept(rank, lambda node: node.op == "MatMul" and node.scope.startswith("Gradients"), self.change, limit=1)
+        found = rank.intercept(lambda node: node.op == "MatMul" and node.scope.startswith("Gradients"), self.change, limit=1)
         if not found:
             raise RuntimeError(f"rank {rank.rank}: there is no matrix product in its backward pass")
 

@@ -3,7 +3,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from parallel.cost.parameters import stage_kinds
+from parallel.cost.parameters import embedding, stage_kinds
 from parallel.cost.sizes import Plan, Sizes
 from parallel.mesh import Mesh
 
@@ -49,14 +49,18 @@ def communication(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     micro = plan.num_micro_batches
     within = [replace(t, count=t.count * micro)
               for t in [*_blocks(sizes, plan, stage), *_ends(sizes, plan, stage), *_boundaries(sizes, plan, stage)]]
-    step = [*_gradients(sizes, plan.for_weights(), stage), *_tied(sizes, plan, stage),
+    step = [*_inputs(sizes, plan, stage), *_gradients(sizes, plan.for_weights(), stage), *_tied(sizes, plan, stage),
             Traffic("AllReduce", "all", 1, 12, "sums: squared gradients, losses, tokens")]
     return [t for t in (*within, *step) if t.count and group_size(plan, t.group) > 1]
 
 
-def _stream_bytes(sizes: Sizes, plan: Plan) -> int:
-    """The residual stream of one micro-batch, all of its rows."""
-    return plan.rows(sizes) * sizes.hidden * plan.activation_bytes
+def _inputs(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
+    """MindSpore gathers the whole batch where it is to be cut into micro-batches; dropout's masks need each sample's position."""
+    if plan.mesh.pp == plan.num_micro_batches == 1:
+        return []
+    samples, ends = plan.mesh.dp * plan.micro_batch_size * plan.num_micro_batches, stage in (0, plan.mesh.pp - 1)
+    return [Traffic("AllGather", "dp", int(ends), samples * (sizes.seq + 1) * 4, "tokens of all samples"),
+            Traffic("AllGather", "dp", int(sizes.dropout), samples * 4, "positions of all samples")]
 
 
 def _blocks(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
@@ -65,22 +69,21 @@ def _blocks(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     Megatron-LM (arXiv:1909.08053) sums the gradient before each column-parallel product instead; MindSpore differentiates the
     AllReduce into an AllReduce, and the residual stream's gradient stays a partial sum in between. There are as many of them.
     Sequence parallelism makes of each sum a ReduceScatter behind and an AllGather before (arXiv:2205.05198, section 4.2.2);
-    the gathered input is kept for the weights' gradients. Full recomputing repeats the forward pass.
+    the gathered input is kept for the weights' gradients. Recomputing repeats none of them.
     """
-    blocks, stream = plan.num_blocks(stage), _stream_bytes(sizes, plan)
-    forward, backward = 2 * (blocks + plan.recompute_of(stage)["full"]), 2 * blocks
+    count, stream = 2 * plan.num_blocks(stage), plan.rows(sizes) * sizes.hidden * plan.activation_bytes
     if not plan.mesh.sequence_parallel:
-        return [Traffic("AllReduce", "tp", forward, stream, "outputs of attention and MLP"),
-                Traffic("AllReduce", "tp", backward, stream, "gradients of these outputs")]
-    return [Traffic("AllGather", "tp", forward, stream, "inputs of attention and MLP"),
-            Traffic("ReduceScatter", "tp", forward, stream, "outputs of attention and MLP"),
-            Traffic("AllGather", "tp", backward, stream, "gradients of these outputs"),
-            Traffic("ReduceScatter", "tp", backward, stream, "gradients of the inputs")]
+        return [Traffic("AllReduce", "tp", count, stream, "outputs of attention and MLP"),
+                Traffic("AllReduce", "tp", count, stream, "gradients of these outputs")]
+    return [Traffic("AllGather", "tp", count, stream, "inputs of attention and MLP"),
+            Traffic("ReduceScatter", "tp", count, stream, "outputs of attention and MLP"),
+            Traffic("AllGather", "tp", count, stream, "gradients of these outputs"),
+            Traffic("ReduceScatter", "tp", count, stream, "gradients of the inputs")]
 
 
 def _ends(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     """Of one micro-batch: embedding, head and loss, the vocabulary being split over tp."""
-    stream, row = _stream_bytes(sizes, plan), plan.rows(sizes) * 4
+    stream, row = plan.rows(sizes) * sizes.hidden * plan.activation_bytes, plan.rows(sizes) * 4
     traffic = []
     if stage == 0:
         # Where only the vocabulary is cut, MindSpore's Gather scatters the sum over the samples, if they divide, and gathers.
@@ -110,22 +113,20 @@ def _gradients(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     """Before fusion, for each parameter: over dp where tp cuts it, else over all ranks of the stage."""
     traffic = []
     for p, count in stage_kinds(sizes, plan, stage):
-        if p.name == "embedding.token" and stage > 0:
-            continue  # its gradient goes to the first stage
         size, group = math.prod(p.tp_shape(plan)) * plan.weight_bytes, "dp x tp" if p.tp_axis is None else "dp"
         if p.sharded(plan):
             traffic += [Traffic("AllGather", group, count, size, p.name),
                         Traffic("ReduceScatter", group, count, size, f"gradient of {p.name}")]
-        else:
+        elif p.name != "embedding.token" or stage == 0:  # the last stage's part goes to the first, to be summed there
             traffic.append(Traffic("AllReduce", group, count, size, f"gradient of {p.name}"))
     return traffic
 
 
 def _tied(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
-    """The token table goes from the first stage to the last, its gradient there goes back."""
+    """The token table goes from the first stage to the last as each rank keeps it, its gradient there goes back."""
     last = plan.mesh.pp - 1
     if last == 0 or stage not in (0, last):
         return []
-    size = sizes.vocab // plan.mesh.tp * sizes.hidden * plan.weight_bytes
+    size = math.prod(embedding(sizes)[0].local_shape(plan)) * plan.weight_bytes
     kinds = ("Send", "Receive") if stage == 0 else ("Receive", "Send")
     return [Traffic(kinds[0], "pp", 1, size, "token table"), Traffic(kinds[1], "pp", 1, size, "gradient of the token table")]

@@ -20,14 +20,18 @@ def model_flops(sizes: Sizes) -> int:
     return 3 * (sizes.layers * block_flops(sizes) + head_flops(sizes))
 
 
-def recompute_flops(sizes: Sizes, recompute: str) -> int:
-    """What the backward pass of one block computes again, per token: everything, or the product of queries and keys."""
-    return {"none": 0, "selective": 2 * sizes.seq * sizes.hidden, "full": block_flops(sizes)}[recompute]
+def recompute_flops(sizes: Sizes, recompute: str, tp: int) -> int:
+    """What the backward pass of one block computes again, per token: those products whose results are not kept (see memory.py).
+
+    Selective: queries by keys. Full: also MLP's first, and the attention's output where tp = 1 (else the sum over tp is kept).
+    """
+    scores, up, output = 2 * sizes.seq * sizes.hidden, 2 * sizes.hidden * sizes.ffn, 2 * sizes.hidden**2
+    return {"none": 0, "selective": scores, "full": scores + up + output * (tp == 1)}[recompute]
 
 
 def stage_flops(sizes: Sizes, plan: Plan, stage: int) -> tuple[int, int]:
     """(forward, backward with recomputing) of one micro-batch on one rank of a stage."""
     forward = plan.num_blocks(stage) * block_flops(sizes) + head_flops(sizes) * (stage == plan.mesh.pp - 1)
-    again = sum(n * recompute_flops(sizes, recompute) for recompute, n in plan.recompute_of(stage).items())
+    again = sum(n * recompute_flops(sizes, recompute, plan.mesh.tp) for recompute, n in plan.recompute_of(stage).items())
     rows = plan.rows(sizes)
     return rows * forward // plan.mesh.tp, rows * (2 * forward + again) // plan.mesh.tp

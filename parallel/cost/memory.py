@@ -1,7 +1,8 @@
 """Memory of one rank of each stage, in bytes.
 
-Activations follow Korthikanti et al., arXiv:2205.05198, section 4, worked out anew for the cells in `model/`: what their backward
-passes read. A row's mean and variance, token ids and other tensors without the factor `hidden` are left out.
+Activations follow Korthikanti et al., arXiv:2205.05198, section 4, worked out anew for the cells in `model/`, and held against
+what the forward graphs that MindSpore 2.10 compiles hand to their backward graphs. A row's mean and variance, token ids,
+dropout's keys and other tensors without the factor `hidden` are left out.
 """
 import math
 from dataclasses import dataclass
@@ -42,14 +43,17 @@ def block_activations(sizes: Sizes, plan: Plan, recompute: str) -> float:
     Two inputs of LayerNorm, as wide as the residual stream; the two outputs, which the column-parallel products read whole, with
     sequence parallelism too; query, key, value and the attention's result, MLP before and after GELU (tp parts); the
     probabilities (heads in tp parts). Dropout keeps its mask in the activations' format: two of the stream's shape, one of the
-    probabilities', and the probabilities after it. Full recomputing keeps the block's input alone.
+    probabilities', and the probabilities after it.
+
+    Full recomputing keeps the block's input, what communication over tp has given (it is not repeated), and query, key, value
+    and the attention's result: their reshapes count as redistribution, which MindSpore keeps with the communication.
     """
-    stream = plan.stream_rows(sizes) * sizes.hidden
+    stream, whole = plan.stream_rows(sizes) * sizes.hidden, plan.rows(sizes) * sizes.hidden
+    heads, tp = 4 * whole / plan.mesh.tp, plan.mesh.tp
     if recompute == "full":
-        return stream * plan.activation_bytes
-    rows = plan.rows(sizes)
-    kept = 2 * stream + 2 * rows * sizes.hidden + rows * (4 * sizes.hidden + 2 * sizes.ffn) / plan.mesh.tp
-    kept += 2 * stream * sizes.dropout
+        received = 0 if tp == 1 else stream + 2 * whole if plan.mesh.sequence_parallel else whole
+        return (stream + received + heads) * plan.activation_bytes
+    kept = 2 * stream + 2 * whole + heads + 2 * plan.rows(sizes) * sizes.ffn / tp + 2 * stream * sizes.dropout
     if recompute == "none":
         kept += _scores(sizes, plan) * (3 if sizes.dropout else 1)
     return kept * plan.activation_bytes
