@@ -6,10 +6,11 @@ from data.tokenizer import PAD_ID
 from eval.step import EvalStep
 from model.gpt import GPT, GPTLoss, recompute
 from parallel.context import auto_parallel
+from parallel.cost.sizes import Plan
 from parallel.mesh import Mesh
-from parallel.stages import block_stages
 from train.config import RunConfig
 from train.gradients import LocalGradients, ShardedGradients
+from train.plans import plan_of
 from train.step import TrainStep
 
 
@@ -28,18 +29,27 @@ def build_train_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches:
     network = GPTLoss(gpt, PAD_ID)
     recompute(gpt, config.parallel.recompute, config.parallel.recompute_layers)
     if is_sharded(mesh):
-        shard(network, config, mesh)
-        gradients = ShardedGradients(network, mesh, num_micro_batches, config.parallel)
+        sizes, plan = plan_of(config, mesh, num_micro_batches)
+        shard(network, plan)
+        gradients = ShardedGradients(network, sizes, plan)
     else:
         gradients = LocalGradients(network, mesh, num_micro_batches)
     return TrainStep(gradients, config.train, config.precision.loss_scale, config.train.global_batch_size * config.data.seq_length)
 
 
-def shard(network: GPTLoss | EvalStep, config: RunConfig, mesh: Mesh) -> None:
+def build_eval_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches: int) -> EvalStep:
+    """The evaluation's forward pass on this rank."""
+    network = EvalStep(gpt, PAD_ID)
+    if is_sharded(mesh):
+        shard(network, plan_of(config, mesh, num_micro_batches)[1])
+    return network
+
+
+def shard(network: GPTLoss | EvalStep, plan: Plan) -> None:
     """Say how the network is cut over dp and tp, and where its blocks stand in the pipeline."""
-    network.shard(mesh)
-    if mesh.pp > 1:
-        network.place(block_stages(config.parallel, mesh.pp, config.model.num_layers))
+    network.shard(plan.mesh)
+    if plan.mesh.pp > 1:
+        network.place(plan.block_stages())
 
 
 def compiled(cell: nn.Cell, config: RunConfig, mesh: Mesh, inputs: int) -> nn.Cell:

@@ -1,4 +1,5 @@
 """What can be refused before any worker is started. No MindSpore here, so that a refusal takes no time."""
+import glob
 from pathlib import Path
 
 from parallel.errors import UserError
@@ -6,31 +7,18 @@ from parallel.mesh import Mesh, make_mesh, micro_batches
 from train.config import RunConfig
 
 
-def plan(config: RunConfig, world_size: int, rank: int, on_ascend: bool) -> tuple[Mesh, int]:
+def plan(config: RunConfig, world_size: int, rank: int) -> tuple[Mesh, int]:
     """The mesh and the number of micro-batches. Raises UserError where sizes do not fit, or the run's folder is in use."""
     mesh = make_mesh(config.parallel, world_size, rank)
-    if mesh.tp * mesh.pp > 1 and not on_ascend:
-        raise UserError(f"parallel: tp={mesh.tp} pp={mesh.pp} need Ascend cards, and on CPU only data parallelism runs: set both to 1, "
-                        "or prove the plan here with python -m train.preflight and python -m train.rehearse")
+    if mesh.tp * mesh.pp > 1 and not glob.glob("/dev/davinci[0-9]*"):
+        raise UserError(f"parallel: tp={mesh.tp} pp={mesh.pp} need Ascend cards, and there is none: on CPU set both to 1, or prove "
+                        "the plan without devices: python -m train.preflight, python -m train.rehearse")
     count = micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
     if config.ckpt.resume == "none" and (config.run.folder / "metrics.jsonl").exists():
         raise UserError(f"ckpt.resume=none, but {config.run.folder} holds a run: choose another run.name, remove the folder, "
                         "or go on with ckpt.resume=auto")
     refuse_paths(config)
     return mesh, count
-
-
-def plan_without_device(config: RunConfig, world_size: int | None) -> tuple[Mesh, int]:
-    """The mesh and the number of micro-batches of a job that is not being started here. Raises UserError.
-
-    Args:
-        world_size: needed where parallel.dp is auto, else it follows.
-    """
-    p = config.parallel
-    if p.dp == "auto" and world_size is None:
-        raise UserError(f"parallel.dp=auto: say how many ranks the job has, --world-size N (a multiple of tp * pp = {p.tp * p.pp})")
-    mesh = make_mesh(p, world_size or p.dp * p.tp * p.pp, 0)
-    return mesh, micro_batches(p, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
 
 
 def refuse_paths(config: RunConfig) -> None:

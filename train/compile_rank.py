@@ -14,11 +14,9 @@ from mindspore import Tensor, communication
 from mindspore.graph.api import _cell_graph_executor as executor
 from mindspore.nn.utils import no_init_parameters
 
-from data.tokenizer import PAD_ID
-from eval.step import EvalStep
 from parallel.files import replace_text
 from parallel.mesh import Mesh, make_mesh, micro_batches
-from train.build import build_gpt, build_train_step, compiled, shard
+from train.build import build_eval_step, build_gpt, build_train_step, compiled
 from train.config import RunConfig, load_config
 
 
@@ -57,7 +55,6 @@ def train_cell(config: RunConfig, mesh: Mesh):
 def eval_cell(config: RunConfig, mesh: Mesh):
     """The evaluation step, which is given one micro-batch at a time, and an input of the right shape."""
     count = micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
-    step = EvalStep(build_gpt(config, mesh), PAD_ID).set_train(False)
-    shard(step, config, mesh)
+    step = build_eval_step(build_gpt(config, mesh), config, mesh, count).set_train(False)
     samples = config.train.global_batch_size // mesh.dp // count
     return compiled(step, config, mesh, 1), (Tensor(np.zeros((samples, config.data.seq_length + 1), np.int32)),)

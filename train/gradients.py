@@ -1,6 +1,6 @@
 """Loss, gradients and their norm for one step: two forms, one result.
 
-`LocalGradients` runs on one card, and data-parallel on CPU workers, where MindSpore has no compiler for sharding: each rank computes
+`LocalGradients` runs on one card, and data-parallel on CPU workers, where MindSpore cannot compile for sharding: each rank computes
 its samples, and one AllReduce adds up. `ShardedGradients` is for Ascend under any mesh: MindSpore's semi-automatic parallelism cuts
 the network as its cells' `shard` says, and adds what communication the gradients need.
 """
@@ -9,8 +9,8 @@ from mindspore import ParameterTuple, lazy_inline, nn, ops
 from mindspore.ops import functional as F
 from mindspore.parallel.nn import GradAccumulation, Pipeline
 
-from model.layout import tp_axis
-from parallel.config import ParallelConfig
+from parallel.cost.parameters import stage_parameters
+from parallel.cost.sizes import Plan, Sizes
 from parallel.mesh import Mesh
 from train.reduction import FusedSum
 
@@ -92,12 +92,13 @@ class Shared(nn.Cell):
         return self.network(tokens, positions)
 
 
-def in_micro_batches(network: nn.Cell, mesh: Mesh, num_micro_batches: int) -> nn.Cell:
+def in_micro_batches(network: nn.Cell, plan: Plan) -> nn.Cell:
     """The network over a batch that is cut into micro-batches, whose loss sums are added up."""
-    if mesh.pp == num_micro_batches == 1:
+    if plan.mesh.pp == plan.num_micro_batches == 1:
         return network
     # Not shared without a pipeline: with lazy_inline MindSpore's pass over GradAccumulation's graph does not come to an end.
-    cell = Pipeline(Shared(network), num_micro_batches) if mesh.pp > 1 else GradAccumulation(network, num_micro_batches)
+    cell = Pipeline(Shared(network), plan.num_micro_batches) if plan.mesh.pp > 1 \
+        else GradAccumulation(network, plan.num_micro_batches)
     for add in cell.add_list:  # what has no strategy is cut along its first axis, here between the losses and the tokens
         add.shard(((1,), (1,)))
     return cell
@@ -106,26 +107,26 @@ def in_micro_batches(network: nn.Cell, mesh: Mesh, num_micro_batches: int) -> nn
 class ShardedGradients(nn.Cell):
     """As LocalGradients, in the terms of a compiled graph: in the network tensors are global, outside a rank has its own part.
 
-    The norm counts each parameter once. A rank's slice of a gradient is held alike by a number of ranks, and its sum of
-    squares is divided by it before all ranks add up. The copy of the token table that the last pipeline stage is sent counts
-    nothing: its gradient has gone to the first stage.
+    The norm counts each parameter once: what a number of ranks hold alike is divided by it before all ranks add up.
     """
 
-    def __init__(self, network: nn.Cell, mesh: Mesh, num_micro_batches: int, config: ParallelConfig):
+    def __init__(self, network: nn.Cell, sizes: Sizes, plan: Plan):
         super().__init__(auto_prefix=False)
-        self.network = in_micro_batches(network, mesh, num_micro_batches).set_grad()
+        mesh = plan.mesh
+        self.network = in_micro_batches(network, plan).set_grad()
         # This stage's own, or MindSpore would shorten the tuple of gradients at the split, but not the tuple of shares.
         self.weights = ParameterTuple(network.weights_of(mesh.stage if mesh.pp > 1 else None))
         self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
-        self.accumulates = num_micro_batches > 1 or mesh.pp > 1
+        self.accumulates = plan.num_micro_batches > 1 or mesh.pp > 1
         # With optimizer sharding the gradients are cut over dp on their way out, and the accumulators are not.
-        self.takes_accumulators = self.accumulates and not config.optimizer_sharding
+        self.takes_accumulators = self.accumulates and not plan.optimizer_sharding
         if self.accumulates:
             # Of all stages: with optimizer sharding the compiler looks for them before it splits, and drops them after.
             self.all_accumulated = ParameterTuple(network.trainable_params()).clone(prefix="accu_grads", init="zeros")
             here = {f"accu_grads.{w.name}" for w in self.weights}
             self.accumulated = ParameterTuple(a for a in self.all_accumulated if a.name in here)
-        self.shares = tuple(square_share(w.name, w.shape, mesh, config) for w in self.weights)
+        shares = square_shares(sizes, plan)
+        self.shares = tuple(shares[w.name] for w in self.weights)
         self.map, self.l2_loss, self.all_reduce, self.stack = ops.HyperMap(), ops.L2Loss(), ops.AllReduce(), ops.Stack()
         self.copies_of_sums, self.round = 1.0 / (mesh.dp * mesh.tp), ops.Round()  # the ranks of the last stage hold them alike
 
@@ -145,8 +146,13 @@ class ShardedGradients(nn.Cell):
         return done
 
 
-def square_share(name: str, shape: tuple[int, ...], mesh: Mesh, config: ParallelConfig) -> float:
-    """1 / the number of ranks that hold the same slice of this parameter's gradient; 0 for a copy that another stage owns."""
-    if name == "embedding.token" and mesh.stage > 0:
-        return 0.0
-    return 1.0 / (mesh.dp if tp_axis(name) is not None else mesh.dp * mesh.tp)
+def square_shares(sizes: Sizes, plan: Plan) -> dict[str, float]:
+    """For each parameter of this rank's stage, 1 / the number of ranks that hold the same slice of its gradient.
+
+    0 for the copy of the token table that the last of several stages is sent: its gradient has gone to the first stage.
+    """
+    stage = plan.mesh.stage
+    shares = {p.name: 1.0 if p.sharded(plan) else 1.0 / p.copies(plan) for p in stage_parameters(sizes, plan, stage)}
+    if stage > 0 and "embedding.token" in shares:
+        shares["embedding.token"] = 0.0
+    return shares

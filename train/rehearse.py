@@ -13,9 +13,9 @@ from parallel import config_file
 from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.mesh import Mesh
-from train.checks import plan_without_device
 from train.config import RunConfig, load_config
 from train.console import say
+from train.plans import planned
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         config = load_config(args.config, args.overrides)
-        mesh, count = plan_without_device(config, args.world_size)
+        config, mesh, count = planned(config, args.world_size)
         return rehearse(config, mesh, count, args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -65,8 +65,8 @@ def table(result) -> list[str]:
     lines = [f"{'step':>4} {'loss':>10} {'grad_norm':>10} {'scale':>8}  {'d loss':>8} {'d norm':>8} {'d params':>8}  worst parameter"]
     for number, s in enumerate(result.steps, 1):
         f, d = s.figures, s.differences
-        lines.append(f"{number:4d} {f['loss']:10.6f} {f['grad_norm']:10.6f} {f['loss_scale']:8.0f}  {d['loss']:8.1e} {d['grad_norm']:8.1e} "
-                     f"{s.parameter_difference:8.1e}  {s.parameter}{'  skipped: overflow' if s.skipped else ''}"
+        lines.append(f"{number:4d} {f['loss']:10.6f} {f['grad_norm']:10.6f} {f['loss_scale']:8.0f}  {d['loss']:8.1e} "
+                     f"{d['grad_norm']:8.1e} {s.parameter_difference:8.1e}  {s.parameter}{'  skipped: overflow' if s.skipped else ''}"
                      f"{'' if s.ok else '  DIFFERS'}")
     lines.append("every rank agrees with one card" if result.ok else "the ranks do NOT compute what one card computes")
     return lines

@@ -2,8 +2,8 @@
 import numpy as np
 
 from parallel.mesh import Mesh
-from parallel.stages import stage_layers
 from train.config import RunConfig
+from train.plans import plan_of
 
 VOCAB = 61  # prime, so that the table is padded under any tp
 
@@ -17,21 +17,19 @@ def scaled(config: RunConfig, mesh: Mesh, num_micro_batches: int, overrides: set
     Args:
         overrides: keys that the user set by hand; they stay.
     """
-    p = config.parallel
-    parts = stage_layers(p, mesh.pp, config.model.num_layers)
+    parts = plan_of(config, mesh, num_micro_batches)[1].stage_layers
     most = 2 if len(parts) < 4 else 1
     small = tuple(2 if n == max(parts) else 1 for n in parts) if len(set(parts)) > 1 else (most,) * len(parts)
     heads = mesh.tp * (2 if mesh.tp < 4 else 1)
     seq = max(16, mesh.tp)
     values = {
-        "model": {"vocab_size": VOCAB, "vocab_multiple": 1, "hidden_size": 8 * heads, "num_heads": heads, "num_layers": sum(small),
-                  "ffn_hidden_size": "auto", "seq_length": seq},
+        "model": {"vocab_size": VOCAB, "vocab_multiple": 1, "hidden_size": 8 * heads, "num_heads": heads,
+                  "num_layers": sum(small), "ffn_hidden_size": "auto", "seq_length": seq},
         "data": {"seq_length": seq},
-        "parallel": {"dp": mesh.dp, "stage_layers": small if p.stage_layers != "auto" or len(set(small)) > 1 else "auto",
-                     "optimizer_sharding_threshold_kb": 0},
-        "train": {"micro_batch_size": 2, "global_batch_size": 2 * mesh.dp * num_micro_batches, "lr": 1e-2, "min_lr": 0.0, "eps": 1e-5,
-                  "schedule": "constant", "warmup_steps": 0, "total_steps": 100, "stop_at_step": None},
-        "eval": {}, "ckpt": {},
+        "parallel": {"dp": mesh.dp, "num_micro_batches": "auto", "stage_layers": small,
+                     "optimizer_sharding_threshold_kb": 0, "recompute_layers": "all"},
+        "train": {"micro_batch_size": 2, "global_batch_size": 2 * mesh.dp * num_micro_batches, "lr": 1e-2, "min_lr": 0.0,
+                  "eps": 1e-5, "schedule": "constant", "warmup_steps": 0, "total_steps": 100, "stop_at_step": None},
     }
     updated = {}
     for name, section in values.items():

@@ -46,6 +46,12 @@ class Plan:
         """How many."""
         return sum(self.stage_layers[stage::self.mesh.pp])
 
+    def block_stages(self) -> list[tuple[int, int | None]]:
+        """(stage, segment) of each block: the parts go round the stages, virtual_stages times. No segment (None) if that is once."""
+        pp, interleaved = self.mesh.pp, self.virtual_stages > 1
+        return [(part % pp, part // pp if interleaved else None)
+                for part, layers in enumerate(self.stage_layers) for _ in range(layers)]
+
     def recompute_of(self, stage: int) -> Counter[str]:
         """How many of a stage's blocks recompute none, selective and full."""
         if self.recompute_layers is None:

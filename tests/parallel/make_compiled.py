@@ -1,0 +1,122 @@
+"""Compile small plans and write down what the closed forms are held against: compiled.json. Takes minutes; no test runs it.
+
+    python -m tests.parallel.make_compiled
+
+For each case and rank: "traffic": [kind, ranks of the group (none for Send and Receive), bytes, times in a step] as Traffic
+counts them; "kept": bytes of activations that the forward graph of one micro-batch hands to its backward graph, or null where
+the two are one graph.
+"""
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import yaml
+
+from parallel.lockstep.collectives import COMMUNICATION
+from parallel.lockstep.mindir import Graph, Node, Program, TensorType
+from train.config import load_config
+from train.dry_compile import compile_plan, load
+
+OUT = Path(__file__).with_name("compiled.json")
+BASE = {
+    "run": {"name": "compiled", "dir": "runs"},
+    "model": {"vocab_size": 72, "vocab_multiple": 8, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "seq_length": 24},
+    "data": {"path": {"en": "en.txt"}, "valid_path": {"en": "en.txt"}, "prepared_dir": "prepared", "seq_length": 16,
+             "tokenizer": {"vocab_size": 300}},
+    "train": {"global_batch_size": 16},
+}
+SP, SHARD = "parallel.sequence_parallel=true", "parallel.optimizer_sharding=true"
+ALL, FULL = "parallel.optimizer_sharding_threshold_kb=0", "parallel.recompute=full"
+
+
+def mesh(dp: int, tp: int, pp: int = 1, micro: int = 1) -> list[str]:
+    return [f"parallel.dp={dp}", f"parallel.tp={tp}", f"parallel.pp={pp}", f"parallel.num_micro_batches={micro}"]
+
+
+# name: (ranks of the job, ranks that are compiled, overrides)
+CASES = {
+    "dp": (2, [1], mesh(2, 1)),
+    "tp": (2, [1], mesh(1, 2)),
+    "tp, samples do not divide": (4, [0], [*mesh(1, 4), "train.global_batch_size=6"]),
+    "dp x tp": (4, [3], mesh(2, 2)),
+    "dp x tp, sequence parallel": (4, [0], [*mesh(2, 2), SP]),
+    "dp x tp, all sharded": (4, [0], [*mesh(2, 2), SHARD, ALL]),
+    "dp x tp, sharded from 9 KB": (4, [0], [*mesh(2, 2), SHARD, "parallel.optimizer_sharding_threshold_kb=9"]),
+    "dp x tp, sharded from 10 KB": (4, [0], [*mesh(2, 2), SHARD, "parallel.optimizer_sharding_threshold_kb=10"]),
+    "dp x tp, sharded where it divides": (8, [0], [*mesh(2, 4), SHARD, ALL, "model.hidden_size=36", "model.seq_length=20",
+                                                   "model.ffn_hidden_size=140"]),
+    "dp x tp, full": (4, [0], [*mesh(2, 2), FULL]),
+    "dp x pp": (8, [0, 2, 6], mesh(2, 1, 4, 4)),
+    "dp x pp, selective": (4, [0, 2], [*mesh(2, 1, 2, 4), "parallel.recompute=selective"]),
+    "dp x pp, full": (4, [0, 2], [*mesh(2, 1, 2, 4), FULL, "parallel.recompute_layers=[0, 3]"]),
+    "tp x pp": (4, [1, 3], mesh(1, 2, 2, 2)),
+    "tp x pp, interleaved": (4, [0, 2], [*mesh(1, 2, 2, 4), "parallel.virtual_stages=2"]),
+    "3D": (8, [3, 7], mesh(2, 2, 2, 4)),
+    "3D, dropout": (8, [0, 4], [*mesh(2, 2, 2, 4), "model.dropout=0.1"]),
+    "3D, sequence parallel": (8, [0, 4], [*mesh(2, 2, 2, 4), SP]),
+    "3D, full": (8, [0, 4], [*mesh(2, 2, 2, 4), FULL]),
+    "3D, full, sequence parallel, all sharded": (8, [0, 4], [*mesh(2, 2, 2, 4), FULL, SP, SHARD, ALL]),
+}
+
+
+def traffic(program: Program) -> Counter:
+    """(kind, group, bytes) -> times, over all calls. A backward graph is called as often as the forward graph that made it."""
+    graphs = {g.name: g for g in (program.main, *program.functions.values())}
+
+    def total(graph: Graph) -> Counter:
+        found = Counter()
+        for node in graph.nodes:
+            if node.op in COMMUNICATION:
+                found[key(node)] += 1
+            elif node.op in ("call", "Partial") and node.inputs[0] in graphs:
+                found += total(graphs[node.inputs[0]])
+        return found
+
+    return total(program.main)
+
+
+def key(node: Node) -> tuple:
+    if node.op in ("Send", "Receive"):
+        return node.op, None, node.type.nbytes
+    members = node.attributes["group_rank_ids"]
+    return node.op, members, node.type.nbytes * (len(members) if node.op == "ReduceScatter" else 1)
+
+
+def kept(program: Program, rows: int) -> int | None:
+    """Bytes of what is computed in the forward graph of a micro-batch and read in its backward graph; weights do not count, nor
+    what has only one number a row.
+    """
+    for graph in program.functions.values():
+        made = {node.output: node for node in graph.nodes if node.op not in ("Load", "TensorMove")}
+        for node in graph.nodes:
+            if node.op == "Partial" and "GPTLoss" in graph.nodes[0].scope:
+                values = [made[name].type for name in set(node.inputs[1:]) & set(made)]
+                return sum(t.nbytes for t in values
+                           if isinstance(t, TensorType) and t.dtype == "float32" and t.nbytes > 4 * rows)
+    return None
+
+
+def main() -> None:
+    cases = {}
+    for name, (world, ranks, overrides) in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "config.yaml"
+            path.write_text(yaml.safe_dump(BASE), encoding="utf-8")
+            config = load_config(path, overrides)
+        plan = compile_plan(config, world, ranks, ["train"])
+        p = config.parallel
+        rows = config.train.global_batch_size // p.dp // p.num_micro_batches * config.data.seq_length
+        found = {}
+        for rank in ranks:
+            program = load(plan, rank, "train").program
+            found[rank] = {"traffic": sorted(([*k, n] for k, n in traffic(program).items()), key=str),
+                           "kept": kept(program, rows) if p.pp > 1 else None}
+        cases[name] = {"world_size": world, "overrides": overrides, "ranks": found}
+        print(name, {rank: (sum(t[-1] for t in f["traffic"]), f["kept"]) for rank, f in found.items()}, flush=True)
+    lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in cases.items()]
+    OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The plan of a config: what preflight, the rehearsal and the training step itself reckon with. No MindSpore here."""
+import math
+
+from parallel.cost.plan import make_plan
+from parallel.cost.sizes import Plan, Sizes
+from parallel.errors import UserError
+from parallel.mesh import Mesh, make_mesh, micro_batches
+from parallel.rules import check
+from train.config import RunConfig
+
+
+def sizes_of(config: RunConfig, tp: int) -> Sizes:
+    """The model's sizes under tp; model.vocab_size is a number."""
+    m = config.model
+    multiple = math.lcm(m.vocab_multiple, tp)
+    return Sizes(m.hidden_size, m.num_layers, m.num_heads, m.ffn_size, -(-m.vocab_size // multiple) * multiple,
+                 config.data.seq_length, m.seq_length, dropout=m.dropout > 0)
+
+
+def plan_of(config: RunConfig, mesh: Mesh, num_micro_batches: int) -> tuple[Sizes, Plan]:
+    """Sizes and plan. Raises UserError where the model cannot be cut as the plan says."""
+    sizes = sizes_of(config, mesh.tp)
+    samples = config.train.global_batch_size // mesh.dp // num_micro_batches
+    plan = make_plan(sizes, config.parallel, mesh, samples, num_micro_batches)
+    check(sizes, plan)
+    return sizes, plan
+
+
+def planned(config: RunConfig, world_size: int | None) -> tuple[RunConfig, Mesh, int]:
+    """Config with model.vocab_size resolved, mesh and number of micro-batches of a job that is not started here, all checked.
+
+    Args:
+        world_size: needed where parallel.dp is auto, else it follows.
+
+    Raises UserError where the plan cannot be.
+    """
+    p = config.parallel
+    if p.dp == "auto" and world_size is None:
+        raise UserError(f"parallel.dp=auto: say how many ranks the job has, --world-size N (a multiple of tp * pp = {p.tp * p.pp})")
+    mesh = make_mesh(p, world_size or p.dp * p.tp * p.pp, 0)
+    if config.model.vocab_size == "auto":  # the tokenizer that would be trained has as many pieces as it is told
+        model = config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})
+        config = config.model_copy(update={"model": model})
+    count = micro_batches(p, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
+    plan_of(config, mesh, count)
+    return config, mesh, count
