@@ -56,3 +56,8 @@ class EvalStep(nn.Cell):
         """As GPT.place; head and loss go with the last block."""
         self.gpt.place(block_stages)
         put(self.head_loss, *block_stages[-1])
+
+    @staticmethod
+    def counts(mesh: Mesh) -> bool:
+        """Whether this rank's sums are to be added up: those of the last stage, once for all ranks that share a layer's matrices."""
+        return mesh.stage == mesh.pp - 1 and mesh.tp_rank == 0

@@ -8,6 +8,7 @@ import numpy as np
 from mindspore import Tensor
 
 from data.tokenizer import PAD_ID
+from eval.step import EvalStep
 from parallel.lockstep.layout import slice_of
 from parallel.lockstep.rank import Rank
 from parallel.lockstep.schedule import Traffic, run
@@ -44,11 +45,12 @@ class Rehearsal:
     mesh: Mesh
     steps: list[Step] = field(default_factory=list)
     traffic: Traffic | None = None
+    evaluation_difference: float = 0.0  # of the loss sums on a batch, relative; infinite where tokens or hits differ
 
     @property
     def ok(self) -> bool:
-        """Whether every step agrees."""
-        return all(step.ok for step in self.steps)
+        """Whether every step, and the evaluation after them, agrees."""
+        return all(step.ok for step in self.steps) and self.evaluation_difference <= LOSS_TOLERANCE
 
 
 class OneCard:
@@ -109,7 +111,28 @@ def rehearse(config: RunConfig, mesh: Mesh, folder: Path, steps: int, overflow_a
         outputs, result.traffic = run(ranks, inputs)
         figures = card.run(tokens, positions, overflow=victim.active)
         result.steps.append(compare(figures, outputs, card.values(), compiled, ranks, mesh))
+    result.evaluation_difference = evaluate(config, mesh, folder, card)
     return result
+
+
+def evaluate(config: RunConfig, mesh: Mesh, folder: Path, card: OneCard) -> float:
+    """The evaluation's forward pass under the mesh with one card's weights: the largest relative difference of a sample's loss.
+
+    What counts is what train.run counts: the outputs of the last stage, of its first tensor-parallel rank.
+    """
+    compiled = {r: dry_compile.load(folder, r, "eval") for r in range(mesh.world_size)}
+    weights = card.values()
+    ranks = {r: Rank(c.program, initial(c, weights, mesh, card), r) for r, c in compiled.items()}
+    (tokens, _), = scaled.batches(config, 1, PAD_ID, config.run.seed + 1)
+    tokens = tokens[:mesh.dp * config.train.micro_batch_size]
+    outputs, _ = run(ranks, {r: (np.split(tokens, mesh.dp)[r // mesh.tp % mesh.dp],) for r in ranks})
+    counting = [r for r in ranks if EvalStep.counts(Mesh(mesh.dp, mesh.tp, mesh.pp, r))]
+    found = [np.concatenate([np.ravel(outputs[r][i]) for r in counting]) for i in range(3)]
+    expected = [x.asnumpy() for x in EvalStep(card.gpt, PAD_ID).set_train(False)(Tensor(tokens))]
+    card.step.set_train()
+    if any(a.shape != b.shape or (a != b).any() for a, b in zip(found[1:], expected[1:], strict=True)):
+        return np.inf
+    return float(np.max(np.abs(found[0] - expected[0]) / np.abs(expected[0])))
 
 
 class Disturbance:

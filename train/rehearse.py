@@ -47,7 +47,7 @@ def rehearse(config: RunConfig, mesh: Mesh, num_micro_batches: int, args: argpar
     say(f"mesh {mesh}, {mesh.world_size} ranks; {num_micro_batches} micro-batch(es) of {small.train.micro_batch_size} x "
         f"{small.data.seq_length} tokens; {m.num_layers} layers, hidden {m.hidden_size}, {m.num_heads} heads, vocab {m.vocab_size}")
     try:
-        folder = dry_compile.compile_plan(small, mesh.world_size, range(mesh.world_size), ["train"],
+        folder = dry_compile.compile_plan(small, mesh.world_size, range(mesh.world_size), ["train", "eval"],
                                           lambda o: say(f"compiled rank {o.rank} in {o.seconds:.0f} s"))
     except dry_compile.CompileError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -68,6 +68,7 @@ def table(result) -> list[str]:
         lines.append(f"{number:4d} {f['loss']:10.6f} {f['grad_norm']:10.6f} {f['loss_scale']:8.0f}  {d['loss']:8.1e} "
                      f"{d['grad_norm']:8.1e} {s.parameter_difference:8.1e}  {s.parameter}{'  skipped: overflow' if s.skipped else ''}"
                      f"{'' if s.ok else '  DIFFERS'}")
+    lines.append(f"evaluation: loss sums of samples differ by {result.evaluation_difference:.1e} at most")
     lines.append("every rank agrees with one card" if result.ok else "the ranks do NOT compute what one card computes")
     return lines
 
@@ -75,7 +76,7 @@ def table(result) -> list[str]:
 def report(result) -> dict:
     """All figures, for machines."""
     return {"mesh": {"dp": result.mesh.dp, "tp": result.mesh.tp, "pp": result.mesh.pp}, "ok": result.ok,
-            "steps": [{"figures": s.figures, "differences": s.differences, "parameter": s.parameter,
+            "evaluation_difference": result.evaluation_difference, "steps": [{"figures": s.figures, "differences": s.differences, "parameter": s.parameter,
                        "parameter_difference": s.parameter_difference, "skipped": s.skipped, "ok": s.ok} for s in result.steps]}
 
 

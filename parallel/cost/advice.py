@@ -7,7 +7,7 @@ from itertools import product
 from parallel.config import TopologyConfig
 from parallel.cost.balance import stage_layers
 from parallel.cost.estimate import Estimate, estimate
-from parallel.cost.memory import budget, memory
+from parallel.cost.memory import budget, peak
 from parallel.cost.sizes import Plan, Sizes
 from parallel.errors import UserError
 from parallel.mesh import Mesh
@@ -41,7 +41,7 @@ def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: Topolog
             if plan.mesh.sequence_parallel and micro * sizes.seq % plan.mesh.tp:
                 continue
             plan = replace(plan, micro_batch_size=micro, num_micro_batches=share // micro)
-            need[plan] = max(stage.total for stage in memory(sizes, plan))
+            need[plan] = peak(sizes, plan)
             if need[plan] > limit:
                 break  # larger ones need more
     if not need:

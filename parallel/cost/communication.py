@@ -2,6 +2,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from parallel.cost.parameters import embedding, stage_kinds
 from parallel.cost.sizes import Plan, Sizes
@@ -13,8 +14,9 @@ class Traffic:
     """`count` equal transfers in one step.
 
     kind: AllReduce, AllGather, ReduceScatter, Send or Receive. group: the ranks that take part: tp, dp, "dp x tp" (all ranks of a
-    stage), pp (one rank of another stage) or all. bytes: the whole tensor of one transfer: what AllReduce and Send are given,
-    what AllGather gives, what ReduceScatter is given.
+    stage), pp (one rank of another stage) or all; of names for the same ranks the first. bytes: the whole tensor of one transfer:
+    what AllReduce and Send are given, what AllGather gives, what ReduceScatter is given. when: in each micro-batch; once a step;
+    or as gradients and weights, once a step, which may be fused and may overlap with computation.
     """
 
     kind: str
@@ -22,6 +24,7 @@ class Traffic:
     count: int
     bytes: int
     what: str
+    when: Literal["micro-batch", "step", "gradients", "weights"] = "micro-batch"
 
     @property
     def total(self) -> int:
@@ -45,13 +48,15 @@ def members(mesh: Mesh, group: str) -> tuple[int, ...]:
 
 
 def communication(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
-    """The collectives of one step of any rank of a stage."""
-    micro = plan.num_micro_batches
+    """The collectives of one step of any rank of a stage: exactly those that MindSpore 2.10 compiles, before it fuses them."""
+    micro, mesh = plan.num_micro_batches, plan.mesh
     within = [replace(t, count=t.count * micro)
               for t in [*_blocks(sizes, plan, stage), *_ends(sizes, plan, stage), *_boundaries(sizes, plan, stage)]]
     step = [*_inputs(sizes, plan, stage), *_gradients(sizes, plan.for_weights(), stage), *_tied(sizes, plan, stage),
-            Traffic("AllReduce", "all", 1, 12, "sums: squared gradients, losses, tokens")]
-    return [t for t in (*within, *step) if t.count and group_size(plan, t.group) > 1]
+            Traffic("AllReduce", "all", 1, 12, "sums: squared gradients, losses, tokens", "step")]
+    same = {"dp x tp": "tp" if mesh.dp == 1 else "dp" if mesh.tp == 1 else "dp x tp"}
+    same["all"] = same["dp x tp"] if mesh.pp == 1 else "all"
+    return [replace(t, group=same.get(t.group, t.group)) for t in (*within, *step) if t.count and group_size(plan, t.group) > 1]
 
 
 def _inputs(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
@@ -59,8 +64,8 @@ def _inputs(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     if plan.mesh.pp == plan.num_micro_batches == 1:
         return []
     samples, ends = plan.mesh.dp * plan.micro_batch_size * plan.num_micro_batches, stage in (0, plan.mesh.pp - 1)
-    return [Traffic("AllGather", "dp", int(ends), samples * (sizes.seq + 1) * 4, "tokens of all samples"),
-            Traffic("AllGather", "dp", int(sizes.dropout), samples * 4, "positions of all samples")]
+    return [Traffic("AllGather", "dp", int(ends), samples * (sizes.seq + 1) * 4, "tokens of all samples", "step"),
+            Traffic("AllGather", "dp", int(sizes.dropout), samples * 4, "positions of all samples", "step")]
 
 
 def _blocks(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
@@ -115,10 +120,10 @@ def _gradients(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     for p, count in stage_kinds(sizes, plan, stage):
         size, group = math.prod(p.tp_shape(plan)) * plan.weight_bytes, "dp x tp" if p.tp_axis is None else "dp"
         if p.sharded(plan):
-            traffic += [Traffic("AllGather", group, count, size, p.name),
-                        Traffic("ReduceScatter", group, count, size, f"gradient of {p.name}")]
+            traffic += [Traffic("AllGather", group, count, size, p.name, "weights"),
+                        Traffic("ReduceScatter", group, count, size, f"gradient of {p.name}", "gradients")]
         elif p.name != "embedding.token" or stage == 0:  # the last stage's part goes to the first, to be summed there
-            traffic.append(Traffic("AllReduce", group, count, size, f"gradient of {p.name}"))
+            traffic.append(Traffic("AllReduce", group, count, size, f"gradient of {p.name}", "gradients"))
     return traffic
 
 
@@ -129,4 +134,5 @@ def _tied(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
         return []
     size = math.prod(embedding(sizes)[0].local_shape(plan)) * plan.weight_bytes
     kinds = ("Send", "Receive") if stage == 0 else ("Receive", "Send")
-    return [Traffic(kinds[0], "pp", 1, size, "token table"), Traffic(kinds[1], "pp", 1, size, "gradient of the token table")]
+    return [Traffic(kinds[0], "pp", 1, size, "token table", "step"),
+            Traffic(kinds[1], "pp", 1, size, "gradient of the token table", "step")]

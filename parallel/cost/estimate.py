@@ -1,13 +1,14 @@
 """Time of one training step: an estimate, from peak FLOP/s, bandwidths and latencies. It ranks plans; it promises nothing.
 
 What overlaps with what:
-- Collectives over tp stand between products that need their results: nothing hides them.
-- Gradients over dp hide behind the backward pass of the last micro-batch, weights gathered by optimizer sharding behind the
+- Collectives of a micro-batch, over tp, stand between products that need their results: nothing hides them.
+- Gradients hide behind the backward pass of the last micro-batch, weights gathered by optimizer sharding behind the
   forward pass of the first; what is longer than these shows.
 - Sends between stages hide behind other micro-batches, except while the pipeline fills and drains.
 - A stage waits for the slowest one. Optimizer, data and host are not counted.
 """
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from parallel.config import TopologyConfig
@@ -74,29 +75,31 @@ def transfer_seconds(traffic: Traffic, plan: Plan, topology: TopologyConfig) -> 
 
 
 def fused(traffic: list[Traffic], plan: Plan) -> list[Traffic]:
-    """Gradients and gathered weights in parcels of fusion_mb; the rest as it is."""
-    parcels: dict[tuple, int] = {}
+    """Gradients and gathered weights in parcels of fusion_mb, the rest as it is."""
+    parcels: Counter[tuple] = Counter()
     for t in traffic:
-        if t.group in ("dp", "dp x tp"):
-            parcels[t.kind, t.group] = parcels.get((t.kind, t.group), 0) + t.total
-    counts = {key: math.ceil(total / (plan.fusion_mb * 2**20)) for key, total in parcels.items()}
-    return [t for t in traffic if (t.kind, t.group) not in parcels] \
-        + [Traffic(*key, counts[key], total // counts[key], "fused") for key, total in parcels.items()]
+        if t.when in ("gradients", "weights") and plan.fusion_mb:
+            parcels[t.kind, t.group, t.when] += t.total
+    whole = [t for t in traffic if (t.kind, t.group, t.when) not in parcels]
+    for (kind, group, when), total in parcels.items():
+        count = math.ceil(total / (plan.fusion_mb * 2**20))
+        whole.append(Traffic(kind, group, count, total // count, f"fused {when}", when))
+    return whole
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """Seconds of one stage: of a micro-batch (forward, backward, tp), and of the step's own transfers that show."""
+    """Seconds of one stage: a micro-batch's forward pass, backward pass and communication, and what of the step's own shows."""
 
     forward: float
     backward: float
-    tp: float
+    sums: float
     shown: float
     transfers: dict[str, float]
 
     @property
     def micro_batch(self) -> float:
-        return self.forward + self.backward + self.tp
+        return self.forward + self.backward + self.sums
 
 
 def _stage(sizes: Sizes, plan: Plan, topology: TopologyConfig, stage: int) -> _Stage:
@@ -104,20 +107,13 @@ def _stage(sizes: Sizes, plan: Plan, topology: TopologyConfig, stage: int) -> _S
     if plan.activation_bytes == 4:
         speed *= FLOAT32_SHARE
     forward, backward = (flops / speed for flops in stage_flops(sizes, plan, stage))
-    traffic = communication(sizes, plan, stage)
-    if plan.fusion_mb:
-        traffic = fused(traffic, plan)
-    seconds = [transfer_seconds(t, plan, topology) for t in traffic]
-
-    def total(*groups, kind=None):
-        return sum(s for t, s in zip(traffic, seconds, strict=True) if t.group in groups and kind in (None, t.kind))
-
-    gathered = total("dp", "dp x tp", kind="AllGather")
-    reduced = total("dp", "dp x tp") - gathered
-    table = sum(s for t, s in zip(traffic, seconds, strict=True) if "token table" in t.what)
-    shown = max(0.0, reduced - backward) + max(0.0, gathered - forward) + total("all") + table
-    transfers = {group: total(group) for group in ("tp", "dp", "dp x tp", "pp", "all")}
-    return _Stage(forward, backward, transfers["tp"] / plan.num_micro_batches, shown, transfers)
+    when, transfers = Counter(), Counter()
+    for t in fused(communication(sizes, plan, stage), plan):
+        seconds = transfer_seconds(t, plan, topology)
+        transfers[t.group] += seconds
+        when["boundary" if t.group == "pp" and t.when == "micro-batch" else t.when] += seconds
+    shown = when["step"] + max(0.0, when["gradients"] - backward) + max(0.0, when["weights"] - forward)
+    return _Stage(forward, backward, when["micro-batch"] / plan.num_micro_batches, shown, transfers)
 
 
 def estimate(sizes: Sizes, plan: Plan, topology: TopologyConfig) -> Estimate:
@@ -125,16 +121,16 @@ def estimate(sizes: Sizes, plan: Plan, topology: TopologyConfig) -> Estimate:
 
     With equal stages that is the bubble (pp - 1) / (v * micro-batches) of Narayanan et al., arXiv:2104.04473.
     """
-    stages = [_stage(sizes, plan, topology, s) for s in range(plan.mesh.pp)]
+    stages = [s for same in plan.kinds().values() for s in [_stage(sizes, plan, topology, same[0])] * len(same)]
     slowest = max(stages, key=lambda s: s.micro_batch)
     m = plan.num_micro_batches
     waiting = (sum(s.micro_batch for s in stages) - slowest.micro_batch) / plan.virtual_stages
     stream = plan.stream_rows(sizes) * sizes.hidden * plan.activation_bytes
     hops = Traffic("Send", "pp", 2 * (len(plan.stage_layers) - 1), stream, "filling and draining")
     computation = m * (slowest.forward + slowest.backward)
-    exposed = m * slowest.tp + max(s.shown for s in stages) + transfer_seconds(hops, plan, topology)
+    exposed = m * slowest.sums + max(s.shown for s in stages) + transfer_seconds(hops, plan, topology)
     step = computation + exposed + waiting
     tokens = plan.mesh.dp * m * plan.rows(sizes)
     peak = topology.device_tflops * 1e12 * plan.mesh.world_size
-    transfers = {group: max(s.transfers[group] for s in stages) for group in stages[0].transfers}
+    transfers = {group: max(s.transfers[group] for s in stages) for s in stages for group in s.transfers}
     return Estimate(step, computation, exposed, waiting, tokens / step, tokens * model_flops(sizes) / step / peak, transfers)

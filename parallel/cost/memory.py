@@ -102,6 +102,11 @@ def memory(sizes: Sizes, plan: Plan) -> list[StageMemory]:
     return [stage_memory(sizes, plan, stage) for stage in range(plan.mesh.pp)]
 
 
+def peak(sizes: Sizes, plan: Plan) -> float:
+    """Bytes of one rank of the fullest stage: the first of its kind."""
+    return max(stage_memory(sizes, plan, stages[0]).total for stages in plan.kinds().values())
+
+
 def _scores(sizes: Sizes, plan: Plan) -> float:
     return plan.micro_batch_size * sizes.heads * sizes.seq**2 / plan.mesh.tp
 

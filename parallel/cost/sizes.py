@@ -47,7 +47,7 @@ class Plan:
         return sum(self.stage_layers[stage::self.mesh.pp])
 
     def block_stages(self) -> list[tuple[int, int | None]]:
-        """(stage, segment) of each block: the parts go round the stages, virtual_stages times. No segment (None) if that is once."""
+        """(stage, segment) of each block: the parts go round the stages, virtual_stages times; segment None if that is once."""
         pp, interleaved = self.mesh.pp, self.virtual_stages > 1
         return [(part % pp, part // pp if interleaved else None)
                 for part, layers in enumerate(self.stage_layers) for _ in range(layers)]
@@ -57,6 +57,14 @@ class Plan:
         if self.recompute_layers is None:
             return Counter({self.recompute: self.num_blocks(stage)})
         return Counter(self.recompute if i in self.recompute_layers else "none" for i in self.blocks(stage))
+
+    def kinds(self) -> dict[tuple, list[int]]:
+        """Stages that hold and do the same, in order; the earlier ones keep more micro-batches alive."""
+        found: dict[tuple, list[int]] = {}
+        for stage in range(self.mesh.pp):
+            kind = stage == 0, stage == self.mesh.pp - 1, tuple(sorted(self.recompute_of(stage).items()))
+            found.setdefault(kind, []).append(stage)
+        return found
 
     def for_weights(self) -> "Plan":
         """The same without what parameters do not depend on: a key under which plans share what is worked out for it."""

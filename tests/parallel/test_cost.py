@@ -7,7 +7,6 @@ import pytest
 
 from model.config import ModelConfig
 from model.gpt import GPT
-from model.layout import tp_axis
 from parallel.config import ParallelConfig, TopologyConfig
 from parallel.cost.balance import stage_layers
 from parallel.cost.communication import Traffic, communication
@@ -38,7 +37,6 @@ def test_parameters_are_those_of_the_model():
     listed = stage_parameters(SMALL, plan_of(SMALL), 0)
     assert {p.name: p.shape for p in listed} == real and len(listed) == len(real)
     assert parameter_count(SMALL) == sum(map(math.prod, real.values()))
-    assert {p.name: p.tp_axis for p in listed} == {name: tp_axis(name) for name in real}
 
 
 def test_gpt3_has_its_size():
@@ -72,12 +70,22 @@ def test_optimizer_sharding_cuts_what_divides_and_is_large(shape, tp_axis, thres
 
 
 def test_flops_are_those_of_narayanan():
-    # arXiv:2104.04473, section 5.1: 96 B s l h^2 (1 + s / 6h + V / 16 l h) with everything recomputed (the head is not).
+    # arXiv:2104.04473, section 5.1: 96 B s l h^2 (1 + s / 6h + V / 16 l h) with everything recomputed: a fourth less without.
     h, s, l, v = GPT3.hidden, GPT3.seq, GPT3.layers, GPT3.vocab
-    forward, backward = stage_flops(GPT3, plan_of(GPT3, recompute="full"), 0)
-    assert forward + backward == pytest.approx(96 * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h)), rel=1e-12)
+    forward, backward = stage_flops(GPT3, plan_of(GPT3), 0)
+    assert forward + backward == pytest.approx(72 * s * l * h**2 * (1 + s / (6 * h) + v / (12 * l * h)), rel=1e-12)
     # 6 N a token; attention's square and the head, whose table N counts once, are the rest.
     assert model_flops(GPT3) == pytest.approx(6 * parameter_count(GPT3), rel=0.03)
+
+
+def test_recompute_repeats_less_than_a_forward_pass():
+    forward, backward = stage_flops(GPT3, plan_of(GPT3), 0)
+    s, h, l = GPT3.seq, GPT3.hidden, GPT3.layers
+    extra = {(mode, tp): tp * stage_flops(GPT3, plan_of(GPT3, tp=tp, recompute=mode), 0)[1] - backward
+             for mode in ("selective", "full") for tp in (1, 8)}
+    assert extra["selective", 1] == extra["selective", 8] == l * s * 2 * s * h
+    assert extra["full", 8] == l * s * (2 * s * h + 8 * h * h)  # queries by keys, MLP's first product
+    assert extra["full", 1] == l * s * (2 * s * h + 10 * h * h) < forward  # and the attention's output
 
 
 def test_stages_and_ranks_share_the_flops():
@@ -94,7 +102,8 @@ def test_block_activations_are_those_of_korthikanti():
         plan = plan_of(GPT3, tp=t, micro_batch_size=b, activation_bytes=2)
         assert block_activations(GPT3, plan, "none") == pytest.approx(s * b * h * (10 - 2 + 24 / t + (5 - 3) * a * s / h / t))
         assert block_activations(GPT3, plan, "selective") == pytest.approx(s * b * h * (10 - 2 + 24 / t))
-        assert block_activations(GPT3, plan, "full") == 2 * s * b * h
+        # The paper's 2 s b h, what MindSpore keeps beside it, and the attention's sum over tp.
+        assert block_activations(GPT3, plan, "full") == 2 * s * b * h * (1 + 4 / t + (t > 1))
     dropped = block_activations(replace(GPT3, dropout=True), plan_of(GPT3, activation_bytes=2), "none")
     assert dropped == s * h * (34 + 2) + (5 + 1) * a * s * s  # our masks have two bytes: one more for each element
 
@@ -188,7 +197,7 @@ def test_time_of_one_device_by_hand():
     assert half.mfu == pytest.approx(0.4) and half.shares == pytest.approx((10, 0, 0))
     assert single.step_seconds == pytest.approx(4 * half.step_seconds)
     full = estimate(GPT3, plan_of(GPT3, micro=2, activation_bytes=2, recompute="full"), topology)
-    assert full.step_seconds / half.step_seconds == pytest.approx(4 / 3, rel=0.01) and full.mfu < 0.31
+    assert 1.1 < full.step_seconds / half.step_seconds < 4 / 3 and full.mfu < 0.36
 
 
 def test_more_data_parallel_ranks_are_worth_what_they_hide():

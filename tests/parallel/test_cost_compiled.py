@@ -1,6 +1,5 @@
 """Communication and activations equal what MindSpore's compiler made of the same plans (compiled.json, by make_compiled.py)."""
 import json
-import math
 from collections import Counter
 from pathlib import Path
 
@@ -9,45 +8,42 @@ import yaml
 
 from parallel.cost.communication import communication, members
 from parallel.cost.memory import alive_micro_batches, stage_memory
-from parallel.cost.plan import make_plan
 from parallel.cost.sizes import Plan, Sizes
-from parallel.mesh import Mesh, make_mesh, micro_batches
+from parallel.mesh import make_mesh
 from tests.parallel.make_compiled import BASE
 from train.config import load_config
+from train.plans import plan_of
 
 CASES = json.loads(Path(__file__).with_name("compiled.json").read_text(encoding="utf-8"))
 RANKS = [(case, rank) for case in CASES for rank in CASES[case]["ranks"]]
 
 
-def planned(case: str, rank: int, folder: Path) -> tuple[Sizes, Plan, Mesh]:
+def planned(case: str, rank: int, folder: Path) -> tuple[Sizes, Plan]:
     """What the closed forms are told of a case."""
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(BASE), encoding="utf-8")
     config = load_config(path, CASES[case]["overrides"])
-    m, t = config.model, config.train
     mesh = make_mesh(config.parallel, CASES[case]["world_size"], rank)
-    count = micro_batches(config.parallel, t.global_batch_size, t.micro_batch_size, mesh.dp)
-    vocab = m.vocab_size + -m.vocab_size % math.lcm(m.vocab_multiple, mesh.tp)
-    sizes = Sizes(m.hidden_size, m.num_layers, m.num_heads, m.ffn_size, vocab, config.data.seq_length, m.seq_length, m.dropout > 0)
-    return sizes, make_plan(sizes, config.parallel, mesh, t.global_batch_size // mesh.dp // count, count), mesh
+    return plan_of(config, mesh, config.parallel.num_micro_batches)
 
 
 @pytest.mark.parametrize(("case", "rank"), RANKS)
 def test_communication_is_what_was_compiled(case, rank, tmp_path):
-    sizes, plan, mesh = planned(case, int(rank), tmp_path)
+    sizes, plan = planned(case, int(rank), tmp_path)
+    mesh = plan.mesh
     expected = Counter()
     for t in communication(sizes, plan, mesh.stage):
         expected[t.kind, None if t.group == "pp" else members(mesh, t.group), t.bytes] += t.count
-    compiled = Counter({(kind, group and tuple(group), size): n for kind, group, size, n in CASES[case]["ranks"][rank]["traffic"]})
-    assert expected == compiled
+    compiled = CASES[case]["ranks"][rank]["traffic"]
+    assert expected == Counter({(kind, group and tuple(group), size): n for kind, group, size, n in compiled})
 
 
 @pytest.mark.parametrize(("case", "rank"), [(c, r) for c, r in RANKS if CASES[c]["ranks"][r]["kept"]])
 def test_activations_are_what_was_compiled(case, rank, tmp_path):
-    sizes, plan, mesh = planned(case, int(rank), tmp_path)
-    found = stage_memory(sizes, plan, mesh.stage)
+    sizes, plan = planned(case, int(rank), tmp_path)
+    found = stage_memory(sizes, plan, plan.mesh.stage)
     # Of the loss's five buffers three live from forward to backward.
-    expected = found.activations / alive_micro_batches(plan, mesh.stage) + found.logits * 3 / 5
+    expected = found.activations / alive_micro_batches(plan, plan.mesh.stage) + found.logits * 3 / 5
     assert expected == CASES[case]["ranks"][rank]["kept"]
 
 
