@@ -13,17 +13,22 @@ class TokenMetric(Metric):
     update: loss sum, number of tokens and number of right guesses of each sample, each float32 [batch] (see EvalStep).
     eval: {"loss", "perplexity", "accuracy", "tokens"} over all ranks; the first three are None where no token counted. Perplexity
     is exp(sum of losses / number of tokens), whatever the batches.
+
+    Args:
+        counts: whether this rank's sums are added; of ranks that compute the same only one's are.
     """
 
-    def __init__(self):
+    def __init__(self, counts: bool = True):
         super().__init__()
+        self.counts = counts
         self.clear()
 
     def clear(self):
         self.sums = np.zeros(3)
 
     def update(self, *inputs):
-        self.sums += [np.asarray(x.asnumpy(), np.float64).sum() for x in inputs]
+        if self.counts:
+            self.sums += [np.asarray(x.asnumpy(), np.float64).sum() for x in inputs]
 
     def eval(self):
         self.sums, sums = np.zeros(3), collectives.gather(self.sums).sum(0)

@@ -1,6 +1,7 @@
 """Tier `stage`: loss, perplexity and accuracy on held-out text, of each corpus and of all together."""
 import mindspore.dataset as ds
 import numpy as np
+from mindspore import nn
 from mindspore.train import Model
 
 from data.config import DataConfig
@@ -9,7 +10,6 @@ from data.manifest import Manifest
 from data.tokenizer import PAD_ID
 from eval.metrics import TokenMetric, perplexity, together, token_scores, unigram_loss
 from eval.step import EvalStep, mode_kept
-from model.gpt import GPT
 from parallel import collectives
 from parallel.mesh import Mesh
 
@@ -18,13 +18,17 @@ class Validation:
     """Evaluates the same samples each time, all ranks together.
 
     Args:
+        step: the forward pass.
+        network: how it is called: itself, or under MindSpore's parallelism.
         num_samples: of each corpus, from its beginning; None: all of them.
-        batch_size: samples that one rank computes at once.
+        batch_size: samples that one data-parallel rank computes at once.
     """
 
-    def __init__(self, gpt: GPT, manifest: Manifest, config: DataConfig, mesh: Mesh, num_samples: int | None, batch_size: int):
-        self.network = EvalStep(gpt, PAD_ID)
-        self.model = Model(self.network, eval_network=self.network, metrics={"tokens": TokenMetric().set_indexes([0, 1, 2])})
+    def __init__(self, step: EvalStep, network: nn.Cell, manifest: Manifest, config: DataConfig, mesh: Mesh,
+                 num_samples: int | None, batch_size: int):
+        self.gpt = step.gpt
+        metric = TokenMetric(EvalStep.counts(mesh)).set_indexes([0, 1, 2])
+        self.model = Model(network, eval_network=network, metrics={"tokens": metric})
         self.batch_shape = (batch_size, config.seq_length + 1)
         self.datasets = {}
         for name in manifest.valid_sets:
@@ -37,7 +41,7 @@ class Validation:
 
     def warm_up(self) -> None:
         """Compile, on a batch without tokens."""
-        with mode_kept(self.network.gpt):
+        with mode_kept(self.gpt):
             self.model.eval(ds.NumpySlicesDataset(np.full((1, *self.batch_shape), PAD_ID, np.int32), shuffle=False))
 
     def run(self) -> dict:
@@ -47,7 +51,7 @@ class Validation:
         """
         if self.baseline is None:
             self.baseline = self._baseline()
-        with mode_kept(self.network.gpt):
+        with mode_kept(self.gpt):
             corpora = {n: self.model.eval(dataset, dataset_sink_mode=False)["tokens"] for n, dataset in self.datasets.items()}
         return {"corpora": {**corpora, **{name: token_scores(0, 0, 0) for name in self.empty}},
                 "all": together(list(corpora.values())), "unigram_perplexity": self.baseline,

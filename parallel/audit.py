@@ -30,12 +30,14 @@ class Finding:
 
 
 def cell_of(scope: str) -> str:
-    """The cell that a node stands in, as the model's attributes name it: ".../blocks-CellList/0-Block/mlp-MLP/..." -> blocks.0.mlp.
+    """The cell that a node stands in, by the model's attributes: ".../blocks-CellList/0-Block/mlp-MLP/..." -> blocks.0.mlp.
 
     Of the cells around the model nothing is said; a node outside of the model is in the "step".
     """
-    parts = [part.rpartition("-")[0] for part in scope.split("/")[:-1] if not part.startswith(("Grad_", "Default", "Gradients"))]
-    inner = parts[parts.index("gpt") + 1:] if "gpt" in parts else [p for p in parts if p in ("head_loss", "loss", "labels", "head")]
+    parts = [part.rpartition("-")[0] for part in scope.split("/")[:-1]
+             if not part.startswith(("Grad_", "Default", "Gradients"))]
+    inner = parts[parts.index("gpt") + 1:] if "gpt" in parts \
+        else [p for p in parts if p in ("head_loss", "loss", "labels", "head")]
     return ".".join(inner) or ("step" if "gpt" not in parts else "gpt")
 
 
@@ -45,7 +47,7 @@ def audit(rank: int, program: Program, strategies: dict[str, list], sizes: Sizes
             *audit_communication(rank, program, sizes, plan)]
 
 
-# --- strategies -----------------------------------------------------------------------------------------------------------------
+# --- strategies
 
 def activations(program: Program) -> dict[str, set[str]]:
     """For each graph the values that depend on the data."""
@@ -108,7 +110,7 @@ def _elements(kind: object) -> int:
     return kind.nbytes // kind.dtype.itemsize if isinstance(kind, TensorType) else 3
 
 
-# --- parameters -----------------------------------------------------------------------------------------------------------------
+# --- parameters
 
 def audit_parameters(rank: int, program: Program, sizes: Sizes, plan: Plan) -> list[Finding]:
     """A rank holds of each parameter, and of its moments, the part that the plan gives it, and of each one that it should."""
@@ -123,7 +125,7 @@ def audit_parameters(rank: int, program: Program, sizes: Sizes, plan: Plan) -> l
     return findings
 
 
-# --- communication --------------------------------------------------------------------------------------------------------------
+# --- communication
 
 @dataclass(frozen=True)
 class Used:

@@ -35,6 +35,15 @@ def gather(values) -> np.ndarray:
     return high + low
 
 
+def gather_arrays(x: np.ndarray) -> np.ndarray:
+    """float32 of the same shape on all ranks -> float32 [world_size, *shape] on every rank."""
+    if not is_distributed():
+        return x[None]
+    if not _GATHER:
+        _GATHER.append(_Gather())
+    return _GATHER[0](Tensor(x[None])).asnumpy()
+
+
 def barrier() -> None:
     """Wait until every rank is here."""
     gather(0.0)

@@ -28,7 +28,8 @@ def start() -> tuple[int, int]:
         ms.runtime.dispatch_threads_num(1)  # more of them spin, and take the cores from the other worker
     communication.init()
     rank, size = communication.get_rank(), communication.get_group_size()
-    ms.set_auto_parallel_context(parallel_mode="data_parallel", device_num=size, global_rank=rank)
+    if ms.get_context("device_target") == "CPU":  # on Ascend AutoParallel sets its own
+        ms.set_auto_parallel_context(parallel_mode="data_parallel", device_num=size, global_rank=rank)
     return rank, size
 
 

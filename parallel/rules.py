@@ -14,10 +14,11 @@ def check(sizes: Sizes, plan: Plan) -> None:
         raise UserError(f"parallel.pp={mesh.pp} x virtual_stages={plan.virtual_stages} = {parts} stages need a layer each, but "
                         f"model.num_layers={sizes.layers}: lower pp or virtual_stages")
     if plan.virtual_stages > 1 and mesh.pp == 1:
-        raise UserError(f"parallel.virtual_stages={plan.virtual_stages} interleaves pipeline stages, but parallel.pp=1: set it to 1")
+        raise UserError(f"parallel.virtual_stages={plan.virtual_stages} interleaves pipeline stages, but parallel.pp=1: set it "
+                        "to 1")
     if plan.num_micro_batches < mesh.pp:
-        raise UserError(f"parallel.num_micro_batches={plan.num_micro_batches} is less than parallel.pp={mesh.pp}, so that stages would "
-                        f"never all work: make train.global_batch_size / (dp * micro_batch_size) at least {mesh.pp}")
+        raise UserError(f"parallel.num_micro_batches={plan.num_micro_batches} is less than parallel.pp={mesh.pp}, so that stages "
+                        f"would never all work: make train.global_batch_size / (dp * micro_batch_size) at least {mesh.pp}")
     if plan.virtual_stages > 1 and plan.num_micro_batches % mesh.pp:
         raise UserError(f"parallel.num_micro_batches={plan.num_micro_batches} must be a multiple of parallel.pp={mesh.pp} where "
                         f"virtual_stages={plan.virtual_stages}")

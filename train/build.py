@@ -34,7 +34,8 @@ def build_train_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches:
         gradients = ShardedGradients(network, sizes, plan)
     else:
         gradients = LocalGradients(network, mesh, num_micro_batches)
-    return TrainStep(gradients, config.train, config.precision.loss_scale, config.train.global_batch_size * config.data.seq_length)
+    tokens = config.train.global_batch_size * config.data.seq_length
+    return TrainStep(gradients, config.train, config.precision.loss_scale, tokens)
 
 
 def build_eval_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches: int) -> EvalStep:

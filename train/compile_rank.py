@@ -21,7 +21,7 @@ from train.config import RunConfig, load_config
 
 
 def main(job: dict) -> None:
-    """Compile one rank. job: "rank", "world_size", "config" (a YAML file), "kinds" (train, eval), "out" and "scratch" (folders)."""
+    """Compile one rank. job: "rank", "world_size", "config" (a YAML file), "kinds" (train, eval), folders "out" and "scratch"."""
     os.chdir(job["scratch"])  # where MindSpore leaves its reports of failures
     ms.set_context(mode=ms.GRAPH_MODE)
     communication.init()

@@ -36,11 +36,18 @@ def planned(config: RunConfig, world_size: int | None) -> tuple[RunConfig, Mesh,
     """
     p = config.parallel
     if p.dp == "auto" and world_size is None:
-        raise UserError(f"parallel.dp=auto: say how many ranks the job has, --world-size N (a multiple of tp * pp = {p.tp * p.pp})")
+        raise UserError("parallel.dp=auto: say how many ranks the job has, --world-size N (a multiple of tp * pp = "
+                        f"{p.tp * p.pp})")
     mesh = make_mesh(p, world_size or p.dp * p.tp * p.pp, 0)
-    if config.model.vocab_size == "auto":  # the tokenizer that would be trained has as many pieces as it is told
-        model = config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})
-        config = config.model_copy(update={"model": model})
+    config = resolved(config)
     count = micro_batches(p, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
     plan_of(config, mesh, count)
     return config, mesh, count
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """The config with model.vocab_size as a number: of pieces that the tokenizer will be trained to."""
+    if config.model.vocab_size != "auto":
+        return config
+    model = config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})
+    return config.model_copy(update={"model": model})

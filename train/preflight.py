@@ -25,7 +25,7 @@ from parallel.files import replace_text
 from parallel.mesh import Mesh
 from train.config import RunConfig, load_config
 from train.console import say
-from train.plans import plan_of, planned, sizes_of
+from train.plans import plan_of, planned, resolved, sizes_of
 
 SHOWN = 5  # plans that --advise lists
 
@@ -36,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     config_file.add_arguments(parser)
     parser.add_argument("--world-size", type=int, metavar="N", help="ranks of the job, where parallel.dp is auto")
     parser.add_argument("--ranks", default="stages", metavar="RANKS",
-                        help="stages: one rank of each stage (default); kinds: one of each kind of stage (first, last, those between "
-                             "by their number of layers); all; or numbers, 0,5,9")
+                        help="stages: one rank of each stage (default); kinds: one of each kind of stage (first, last, those "
+                             "between by their number of layers); all; or numbers, 0,5,9")
     parser.add_argument("--advise", action="store_true", help="compile nothing; rank the plans for --world-size devices")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write everything as JSON")
     args = parser.parse_args(arguments)
@@ -101,7 +101,7 @@ def chosen(which: str, plan: Plan) -> list[int]:
     except ValueError:
         raise UserError(f"--ranks {which}: stages, kinds, all, or numbers such as 0,5,9") from None
     if wrong := [r for r in ranks if not 0 <= r < mesh.world_size]:
-        raise UserError(f"--ranks {which}: there is no rank {wrong[0]}, the {mesh.world_size} ranks are 0 to {mesh.world_size - 1}")
+        raise UserError(f"--ranks {which}: there is no rank {wrong[0]}, the ranks are 0 to {mesh.world_size - 1}")
     return sorted(set(ranks))
 
 
@@ -124,31 +124,35 @@ def stage_report(sizes: Sizes, plan: Plan, compiled) -> dict:
 def header(sizes: Sizes, plan: Plan) -> None:
     """What is being proved."""
     say(f"plan   {plan}; {plan.mesh.world_size} ranks")
-    say(f"model  {parameter_count(sizes) / 1e9:.2f} billion parameters: {sizes.layers} layers, hidden {sizes.hidden}, {sizes.heads} heads, "
-        f"vocab {sizes.vocab}, {sizes.seq} tokens a sample")
-    say(f"stages {list(plan.stage_layers)} layers")
+    say(f"model  {parameter_count(sizes) / 1e6:,.1f} million parameters: {sizes.layers} layers, hidden {sizes.hidden}, "
+        f"{sizes.heads} heads, vocab {sizes.vocab}, {sizes.seq} tokens a sample")
+    say(f"stages of {', '.join(map(str, plan.stage_layers))} layers")
 
 
 def table(sizes: Sizes, plan: Plan, config: RunConfig, stages: dict[int, dict], findings: list) -> list[str]:
     """The report as lines of text."""
-    topology, gb = config.parallel.topology, 1e9
-    lines = [f"{'rank':>5} {'stage':>5} {'layers':>6}  {'weights':>8} {'moments':>8} {'accum.':>8} {'activ.':>8} {'total':>8}   communication a step"]
+    topology = config.parallel.topology
+    lines = ["memory of a rank (GB): as compiled, activations and the rest of the total by the closed form",
+             f"{'rank':>6} {'stage':>5} {'layers':>6} {'weights':>8} {'moments':>8} {'accum.':>8} {'activ.':>8} {'total':>8}"]
     for rank, s in stages.items():
         held, closed = s["compiled_memory"], s["memory"]
+        figures = [held["weights"], held["moments"], held["accumulators"], closed["activations"], closed["total"]]
+        lines.append(f"{rank:6d} {s['stage']:5d} {s['layers']:6d} " + " ".join(f"{x / 1e9:8.3f}" for x in figures))
+    lines.append("communication of a rank in a step, before fusion")
+    for rank, s in stages.items():
         totals: dict[str, list] = {}
         for t in s["communication"]:
-            entry = totals.setdefault(f"{t['kind']} {t['group']}", [0, 0])
+            entry = totals.setdefault(f"{t['kind']} over {t['group']}", [0, 0])
             entry[0] += t["count"]
             entry[1] += t["count"] * t["bytes"]
-        shown = ", ".join(f"{n} {name} {size / gb:.2f} GB" for name, (n, size) in totals.items())
-        lines.append(f"{rank:5d} {s['stage']:5d} {s['layers']:6d}  {held['weights'] / gb:7.2f}G {held['moments'] / gb:7.2f}G "
-                     f"{held['accumulators'] / gb:7.2f}G {closed['activations'] / gb:7.2f}G {closed['total'] / gb:7.2f}G   {shown}")
-    fullest = max(s["memory"]["total"] for s in stages.values())
-    lines.append(f"memory {fullest / gb:.1f} GB on the fullest of these ranks, of {budget(topology) / gb:.1f} GB to use "
-                 f"({topology.device_memory_gb:g} GB less a reserve)" + ("" if fullest <= budget(topology) else "  DOES NOT FIT"))
+        lines += [f"{rank:6d} {n:6d} x {name}, {size / 1e6:,.3f} MB" for name, (n, size) in totals.items()]
+    fullest, limit = max(s["memory"]["total"] for s in stages.values()), budget(topology)
+    lines.append(f"memory {fullest / 1e9:.1f} GB on the fullest of these ranks, of {limit / 1e9:.1f} GB "
+                 f"({topology.device_memory_gb:g} GB less a reserve){'' if fullest <= limit else ': DOES NOT FIT'}")
     lines.append(str(estimate(sizes, plan, topology)))
     lines += [f"VIOLATION {f}" for f in findings]
-    lines.append(f"{len(findings)} violation(s)" if findings else "audit: every operator is cut as planned, and every collective is one of the plan's")
+    lines.append(f"{len(findings)} violation(s)" if findings else
+                 "audit: all operators are cut as planned, and every collective is one of the plan's")
     return lines
 
 
@@ -156,18 +160,18 @@ def advice(config: RunConfig, args: argparse.Namespace) -> int:
     """Rank the plans for a number of devices."""
     if args.world_size is None:
         raise UserError("--advise: say for how many devices, --world-size N")
-    if config.model.vocab_size == "auto":
-        config = config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})})
-    sizes = sizes_of(config, 1)
+    sizes = sizes_of(resolved(config), 1)
     found = advise(sizes, args.world_size, config.train.global_batch_size, config.parallel.topology)
     say(f"{len(found)} plans fit; the best {min(SHOWN, len(found))}, by estimate:")
     for i, c in enumerate(found[:SHOWN], 1):
-        say(f"{i}. {c.plan}; {c.memory_bytes / 1e9:.1f} GB; {c.estimate.tokens_per_second:,.0f} tokens/s, MFU {c.estimate.mfu:.0%}")
+        say(f"{i}. {c.plan}; {c.memory_bytes / 1e9:.1f} GB; {c.estimate.tokens_per_second:,.0f} tokens/s, "
+            f"MFU {c.estimate.mfu:.0%}")
     for line in found[0].why:
         say(f"   {line}")
     if args.report:
-        replace_text(args.report, json.dumps([{"plan": str(c.plan), "memory_bytes": c.memory_bytes, "estimate": asdict(c.estimate),
-                                               "why": c.why} for c in found], indent=1) + "\n")
+        plans = [{"plan": str(c.plan), "memory_bytes": c.memory_bytes, "estimate": asdict(c.estimate), "why": c.why}
+                 for c in found]
+        replace_text(args.report, json.dumps(plans, indent=1) + "\n")
     return 0
 
 

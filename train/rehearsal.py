@@ -16,6 +16,8 @@ from parallel.mesh import Mesh
 from train import dry_compile, scaled
 from train.build import build_gpt, build_train_step
 from train.config import RunConfig
+from train.cut import Cut
+from train.plans import plan_of
 
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4  # relative; a parameter's by its norm
 TABLE = "embedding.token"
@@ -100,6 +102,7 @@ def rehearse(config: RunConfig, mesh: Mesh, folder: Path, steps: int, overflow_a
     first = scaled.initial_weights({name: p.shape for name, p in card.weights.items()}, seed)
     card.set(first)
     compiled = {r: dry_compile.load(folder, r, "train") for r in range(mesh.world_size)}
+    check_cut(config, mesh, compiled, first)
     if change:
         change(compiled)
     ranks = {r: Rank(c.program, initial(c, first, mesh, card), r) for r, c in compiled.items()}
@@ -162,11 +165,21 @@ def initial(compiled: dry_compile.Compiled, whole: dict[str, np.ndarray], mesh: 
 
 
 def part(whole: np.ndarray, name: str, compiled: dry_compile.Compiled, mesh: Mesh) -> np.ndarray:
-    """What a rank holds of a parameter. The token table is padded with zeros to the rows that all ranks of the stage hold together."""
-    layout = compiled.parameters[name]
+    """What a rank holds of a parameter, by MindSpore's layout. The token table is padded with zeros for tp."""
     if name == TABLE:
         whole = np.pad(whole, ((0, -len(whole) % mesh.tp), (0, 0)))
-    return slice_of(whole, layout, compiled.rank % (mesh.dp * mesh.tp))
+    return slice_of(whole, compiled.parameters[name], compiled.rank % (mesh.dp * mesh.tp))
+
+
+def check_cut(config: RunConfig, mesh: Mesh, compiled: dict[int, dry_compile.Compiled], whole: dict[str, np.ndarray]) -> None:
+    """What training gives a rank of each parameter (train.cut) is what MindSpore's layout says. Raises RuntimeError."""
+    for r, c in compiled.items():
+        of_rank = Mesh(mesh.dp, mesh.tp, mesh.pp, r, mesh.sequence_parallel)
+        cut = Cut(*plan_of(config, of_rank, config.train.global_batch_size // mesh.dp // config.train.micro_batch_size))
+        for name in whole.keys() & c.program.main.parameters.keys():
+            value = np.pad(whole[name], ((0, -len(whole[name]) % mesh.tp), (0, 0))) if name == TABLE else whole[name]
+            if not np.array_equal(cut.part(name, value), part(whole[name], name, c, mesh)):
+                raise RuntimeError(f"rank {r} would be given another part of {name} than MindSpore's layout has for it")
 
 
 def compare(figures: dict[str, float], outputs: dict[int, tuple], weights: dict[str, np.ndarray],
@@ -177,13 +190,14 @@ def compare(figures: dict[str, float], outputs: dict[int, tuple], weights: dict[
     step = Step(figures, differences, skipped=bool(figures["overflow"]))
     for r, rank in ranks.items():
         for name, value in rank.parameters.items():
-            if name not in weights or (name == TABLE and r >= mesh.dp * mesh.tp):  # later stages are sent the table in each step
+            if name not in weights or (name == TABLE and r >= mesh.dp * mesh.tp):  # which later stages are sent in each step
                 continue
             expected = part(weights[name], name, compiled[r], mesh)
             norm = float(np.linalg.norm(expected))
             difference = float(np.linalg.norm(value - expected)) / (norm or 1.0)
             if not difference <= step.parameter_difference:
-                step.parameter, step.parameter_difference = f"{name} (rank {r})", difference if difference == difference else np.inf
+                step.parameter = f"{name} (rank {r})"
+                step.parameter_difference = difference if np.isfinite(difference) else np.inf
     return step
 
 

@@ -7,6 +7,7 @@ Exit codes: 0 all steps agree, 1 they do not, 2 the plan is refused.
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from parallel import config_file
@@ -45,7 +46,8 @@ def rehearse(config: RunConfig, mesh: Mesh, num_micro_batches: int, args: argpar
     small = scaled(config, mesh, num_micro_batches, {o.partition("=")[0].strip() for o in args.overrides})
     m = small.model
     say(f"mesh {mesh}, {mesh.world_size} ranks; {num_micro_batches} micro-batch(es) of {small.train.micro_batch_size} x "
-        f"{small.data.seq_length} tokens; {m.num_layers} layers, hidden {m.hidden_size}, {m.num_heads} heads, vocab {m.vocab_size}")
+        f"{small.data.seq_length} tokens; {m.num_layers} layers, hidden {m.hidden_size}, {m.num_heads} heads, "
+        f"vocab {m.vocab_size}")
     try:
         folder = dry_compile.compile_plan(small, mesh.world_size, range(mesh.world_size), ["train", "eval"],
                                           lambda o: say(f"compiled rank {o.rank} in {o.seconds:.0f} s"))
@@ -62,12 +64,13 @@ def rehearse(config: RunConfig, mesh: Mesh, num_micro_batches: int, args: argpar
 
 def table(result) -> list[str]:
     """A line for each step, and the verdict."""
-    lines = [f"{'step':>4} {'loss':>10} {'grad_norm':>10} {'scale':>8}  {'d loss':>8} {'d norm':>8} {'d params':>8}  worst parameter"]
+    lines = [f"{'step':>4} {'loss':>10} {'grad_norm':>10} {'scale':>8}  {'d loss':>8} {'d norm':>8} {'d params':>8}  "
+             "worst parameter"]
     for number, s in enumerate(result.steps, 1):
         f, d = s.figures, s.differences
         lines.append(f"{number:4d} {f['loss']:10.6f} {f['grad_norm']:10.6f} {f['loss_scale']:8.0f}  {d['loss']:8.1e} "
-                     f"{d['grad_norm']:8.1e} {s.parameter_difference:8.1e}  {s.parameter}{'  skipped: overflow' if s.skipped else ''}"
-                     f"{'' if s.ok else '  DIFFERS'}")
+                     f"{d['grad_norm']:8.1e} {s.parameter_difference:8.1e}  {s.parameter}"
+                     f"{'  skipped: overflow' if s.skipped else ''}{'' if s.ok else '  DIFFERS'}")
     lines.append(f"evaluation: loss sums of samples differ by {result.evaluation_difference:.1e} at most")
     lines.append("every rank agrees with one card" if result.ok else "the ranks do NOT compute what one card computes")
     return lines
@@ -76,8 +79,8 @@ def table(result) -> list[str]:
 def report(result) -> dict:
     """All figures, for machines."""
     return {"mesh": {"dp": result.mesh.dp, "tp": result.mesh.tp, "pp": result.mesh.pp}, "ok": result.ok,
-            "evaluation_difference": result.evaluation_difference, "steps": [{"figures": s.figures, "differences": s.differences, "parameter": s.parameter,
-                       "parameter_difference": s.parameter_difference, "skipped": s.skipped, "ok": s.ok} for s in result.steps]}
+            "evaluation_difference": result.evaluation_difference,
+            "steps": [{**asdict(s), "ok": s.ok} for s in result.steps]}
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ import hashlib
 import json
 import os
 import platform
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 import mindspore as ms
 import numpy as np
+from mindspore import Tensor
+from mindspore.nn.utils import no_init_parameters
 from mindspore.train import Model
 
 from ckpt import store
@@ -19,13 +22,14 @@ from data.order import SampleOrder
 from data.tokenizer import Tokenizer
 from eval.deep import Samples
 from eval.stage import Validation
-from model.init import initialize
+from model.init import initial_value, initialize
 from parallel import collectives, config_file, context
+from parallel.cost.parameters import parameter_count
 from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.mesh import Mesh
 from train import console, state
-from train.build import build_gpt, build_train_step
+from train.build import build_eval_step, build_gpt, build_train_step, compiled, is_sharded
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.monitor import Monitor, peak_memory_bytes
 from train.callbacks.save import Save
@@ -33,7 +37,9 @@ from train.checks import plan
 from train.clock import Clock
 from train.config import RunConfig
 from train.console import say
+from train.cut import MOMENTS, Cut
 from train.metrics_log import MetricsLog, finite
+from train.plans import plan_of, sizes_of
 from train.tensorboard import TensorBoard
 
 
@@ -89,10 +95,24 @@ class Training:
     def __post_init__(self):
         c = self.config
         self.micro_batch_size = c.train.global_batch_size // self.mesh.dp // self.num_micro_batches
-        self.gpt = build_gpt(c, self.mesh)
-        self.step = build_train_step(self.gpt, c, self.mesh, self.num_micro_batches)
+        self.cut = None
+        with no_init_parameters() if is_sharded(self.mesh) else nullcontext():
+            self.gpt = build_gpt(c, self.mesh)
+            self.step = build_train_step(self.gpt, c, self.mesh, self.num_micro_batches)
+        self.network = compiled(self.step, c, self.mesh, 2)
+        if is_sharded(self.mesh):
+            self.cut = Cut(*plan_of(c, self.mesh, self.num_micro_batches))
+            samples = c.train.global_batch_size // self.mesh.dp
+            # Now, since only then parameters may be given their parts.
+            self.network.set_train().compile(Tensor(np.zeros((samples, c.data.seq_length + 1), np.int32)),
+                                             Tensor(np.zeros(samples, np.int32)))
         self.identity = state.identity_of(c, self.manifest.tokenizer.sha256, self.manifest.sets["train"].sha256)
         self.root = c.run.folder / "checkpoints"
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model."""
+        return parameter_count(sizes_of(self.config, self.mesh.tp))
 
     @property
     def last_step(self) -> int:
@@ -104,14 +124,15 @@ class Training:
         c = self.config
         checkpoint, where = self.find_checkpoint()
         if checkpoint is None:
-            initialize(self.gpt, c.model, c.run.seed)
+            self.initialize()
             if (c.run.folder / "metrics.jsonl").exists():
                 self.notes.append(f"no checkpoint in {console.shown(self.root)}: this run starts anew, at step 0")
             if c.ckpt.init_from:
-                state.restore_weights(self.step, store.load_given(c.ckpt.init_from), self.identity, str(c.ckpt.init_from))
+                checkpoint = store.load_given(c.ckpt.init_from)
+                state.restore_weights(self.step, checkpoint, self.identity, str(c.ckpt.init_from), self.cut)
                 self.notes.append(f"weights from {c.ckpt.init_from}")
             return
-        state.restore(self.step, checkpoint, self.identity, where)
+        state.restore(self.step, checkpoint, self.identity, where, self.cut)
         self.first_step, self.consumed_samples = checkpoint.step, checkpoint.state["consumed_samples"]
         if self.first_step > self.last_step:
             end = "train.total_steps" if self.last_step == c.train.total_steps else "train.stop_at_step"
@@ -123,6 +144,17 @@ class Training:
                             f"{', '.join(newer)} away, or choose another run.name")
         self.notes.append(f"resumed from {where}")
         self.notes += [f"changed since: {line}" for line in state.changed_settings(c, checkpoint)]
+
+    def initialize(self) -> None:
+        """Initial weights, and moments of zero."""
+        c = self.config
+        if self.cut is None:
+            initialize(self.gpt, c.model, c.run.seed)
+            return
+        for name, p in (item for part in state.tensors_of(self.step).values() for item in part.items()):
+            shape = self.cut.shape(name)
+            state.put(p, np.zeros(shape, np.float32) if name.startswith(MOMENTS)
+                      else initial_value(name, shape, c.model, c.run.seed), self.cut)
 
     def find_checkpoint(self) -> tuple[store.Checkpoint | None, str]:
         """The checkpoint to resume from and its name; None for a new run."""
@@ -160,13 +192,14 @@ class Training:
         c, m, t = self.config, self.config.model, self.config.train
         if self.mesh.rank:
             return
-        parameters = sum(p.size for p in self.step.weights)
+        if c.eval.deep.enabled and self.mesh.tp * self.mesh.pp > 1:
+            self.notes.append("eval.deep: a model that is cut over tp or pp writes no texts in this version")
         tokens = t.global_batch_size * c.data.seq_length
         train_set = self.manifest.sets["train"]
         console.header([
             ("run", console.shown(c.run.folder)),
-            ("model", f"{parameters / 1e6:.2f}M parameters: {m.num_layers} layers, hidden {m.hidden_size}, {m.num_heads} heads, "
-                      f"vocab {m.vocab_size}"),
+            ("model", f"{self.num_parameters / 1e6:.2f}M parameters: {m.num_layers} layers, hidden {m.hidden_size}, "
+                      f"{m.num_heads} heads, vocab {m.vocab_size}"),
             ("mesh", f"{self.mesh}  ({self.mesh.world_size} rank(s), {ms.get_context('device_target')}, {platform.machine()})"),
             ("data", f"{train_set.tokens:,} tokens in {train_set.samples:,} samples of {c.data.seq_length}"),
             ("batch", f"{tokens:,} tokens a step: {t.global_batch_size} samples = dp {self.mesh.dp} x micro-batch "
@@ -194,14 +227,15 @@ class Training:
             sinks = [MetricsLog(folder / "metrics.jsonl", self.first_step), board, console.Console(t.total_steps)]
         monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
-        save = Save(clock, monitor, lambda: state.capture(self.step, monitor.consumed_samples, c, self.identity), self.root,
+        save = Save(clock, monitor, lambda: state.capture(self.step, monitor.consumed_samples, c, self.identity, self.cut),
+                    self.root,
                     c.ckpt.every_steps, c.ckpt.keep_last, self.last_step, self.mesh.rank)
         if self.mesh.rank == 0:
             say("compiling ...")
         try:
             evaluate.warm_up()
             if steps:
-                Model(self.step).train(1, dataset, callbacks=[clock, monitor, evaluate, save], dataset_sink_mode=False)
+                Model(self.network).train(1, dataset, callbacks=[clock, monitor, evaluate, save], dataset_sink_mode=False)
             else:  # killed between its last checkpoint and its report
                 evaluate.again()
             self.report(clock, monitor, evaluate)
@@ -214,10 +248,15 @@ class Training:
         """The tiers that the config switches on."""
         c, stage, deep = self.config, self.config.eval.stage, self.config.eval.deep
         total = c.train.total_steps
-        validation = Validation(self.gpt, self.manifest, c.data, self.mesh, stage.num_batches * c.train.global_batch_size,
-                                self.micro_batch_size) if stage.enabled else None
-        samples = Samples(self.gpt, Tokenizer.load(c.data.prepared_dir / "tokenizer.model"), deep, c.model.seq_length,
-                          c.run.seed) if deep.enabled else None
+        validation = None
+        if stage.enabled:
+            step = build_eval_step(self.gpt, c, self.mesh, self.num_micro_batches).set_train(False)
+            validation = Validation(step, compiled(step, c, self.mesh, 1), self.manifest, c.data, self.mesh,
+                                    stage.num_batches * c.train.global_batch_size, self.micro_batch_size)
+        samples = None
+        if deep.enabled and self.mesh.tp * self.mesh.pp == 1:  # see `header`
+            samples = Samples(self.gpt, Tokenizer.load(c.data.prepared_dir / "tokenizer.model"), deep, c.model.seq_length,
+                              c.run.seed)
         return Evaluate(clock, validation, samples, due_steps(total, stage.every), {max(1, round(total * s)) for s in deep.at})
 
     def report(self, clock: Clock, monitor: Monitor, evaluate: Evaluate) -> None:
@@ -233,7 +272,7 @@ class Training:
         report = {
             "name": c.run.name, "steps": monitor.step, "total_steps": c.train.total_steps, "world_size": self.mesh.world_size,
             "mesh": {"dp": self.mesh.dp, "tp": self.mesh.tp, "pp": self.mesh.pp},
-            "device": ms.get_context("device_target"), "parameters": int(sum(p.size for p in self.step.weights)),
+            "device": ms.get_context("device_target"), "parameters": self.num_parameters,
             "consumed_samples": monitor.consumed_samples, "loss": loss,
             "val_loss": scores.get("loss"), "val_perplexity": scores.get("perplexity"), "val_accuracy": scores.get("accuracy"),
             "unigram_perplexity": evaluate.last.get("unigram_perplexity"), "validation": evaluate.last.get("corpora"),

@@ -8,6 +8,7 @@ from ckpt.store import MODEL, OPTIMIZER, Checkpoint, differences
 from parallel import config_file
 from parallel.errors import UserError
 from train.config import RunConfig
+from train.cut import MOMENTS, Cut
 from train.step import TrainStep
 
 # Every random number of a run (initial weights, sample order, dropout, generated samples) is a function of the seed and of the
@@ -27,14 +28,17 @@ def tensors_of(step: TrainStep) -> dict[str, dict[str, Parameter]]:
             OPTIMIZER: {p.name: p for p in (*step.optimizer.moment1, *step.optimizer.moment2)}}
 
 
-def capture(step: TrainStep, consumed_samples: int, config: RunConfig, identity: dict) -> Checkpoint:
-    """The state after the last step, copied to the host."""
+def capture(step: TrainStep, consumed_samples: int, config: RunConfig, identity: dict, cut: Cut | None = None) -> Checkpoint:
+    """The state after the last step, copied to the host; of a cut model whole, and on rank 0 alone."""
     state = {name: p.asnumpy().item() for name, p in scalars_of(step).items()}
     state |= {"consumed_samples": consumed_samples, "identity": identity,
               "versions": {"mindspore": ms.__version__, "numpy": np.__version__}}
-    rows = config.model.vocab_size
-    tensors = {part: {name: p.asnumpy()[:rows] if name.endswith(TABLE) else p.asnumpy() for name, p in ps.items()}
-               for part, ps in tensors_of(step).items()}
+    rows, held = config.model.vocab_size, tensors_of(step)
+    whole = {name: p.asnumpy() for ps in held.values() for name, p in ps.items()}
+    if cut:
+        whole = cut.gather(whole)
+    tensors = {part: {name: value[:rows] if name.endswith(TABLE) else value for name, value in whole.items()
+                      if name.startswith(MOMENTS) == (part == OPTIMIZER)} for part in held}
     return Checkpoint(tensors, state, config_file.dump(config))
 
 
@@ -46,26 +50,26 @@ def identity_of(config: RunConfig, tokenizer_sha256: str, samples_sha256: str) -
             "samples": samples_sha256, "seed": config.run.seed}
 
 
-def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str) -> None:
+def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str, cut: Cut | None = None) -> None:
     """Put a checkpoint's whole state into a training step. Raises UserError with the list of what differs or is missing."""
     problems = identity_problems(identity, checkpoint)
     problems += [f"missing: {name}" for name in (*SCALARS, "consumed_samples") if name not in checkpoint.state]
-    problems += shape_problems(step, checkpoint, (MODEL, OPTIMIZER), identity)
+    problems += shape_problems(step, checkpoint, (MODEL, OPTIMIZER), identity, cut)
     if problems:
         raise UserError(f"{where} cannot be resumed by this run:\n  " + "\n  ".join(problems) +
                         "\nTo start a new run from its weights alone: ckpt.resume=none ckpt.init_from=<checkpoint>")
-    set_tensors(step, checkpoint, (MODEL, OPTIMIZER))
+    set_tensors(step, checkpoint, (MODEL, OPTIMIZER), cut)
     for name, p in scalars_of(step).items():
         p.set_data(Tensor(checkpoint.state[name], p.dtype))
 
 
-def restore_weights(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str) -> None:
+def restore_weights(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str, cut: Cut | None = None) -> None:
     """Put the weights alone into a training step. Raises UserError with the list of what does not fit."""
     # Heads and epsilon show in no shape, and would make another function of the same weights.
     if problems := identity_problems({"model": identity["model"]}, checkpoint) + shape_problems(
-            step, checkpoint, (MODEL,), identity):
+            step, checkpoint, (MODEL,), identity, cut):
         raise UserError(f"{where} does not fit this model:\n  " + "\n  ".join(problems))
-    set_tensors(step, checkpoint, (MODEL,))
+    set_tensors(step, checkpoint, (MODEL,), cut)
 
 
 def identity_problems(identity: dict, checkpoint: Checkpoint) -> list[str]:
@@ -75,23 +79,37 @@ def identity_problems(identity: dict, checkpoint: Checkpoint) -> list[str]:
             for name, value in _flat(identity).items() if saved.get(name) != value]
 
 
-def shape_problems(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...], identity: dict) -> list[str]:
-    """Missing, unexpected and wrongly shaped tensors."""
+def shape_problems(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...], identity: dict, cut: Cut | None) -> list[str]:
+    """Missing, unexpected and wrongly shaped tensors. Of a cut model only this rank's are looked at."""
     wanted, rows = tensors_of(step), identity["model"]["vocab_size"]
+
+    def shape(name: str, p: Parameter) -> tuple[int, ...]:
+        whole = cut.shape(name) if cut else p.shape
+        return (rows, *whole[1:]) if name.endswith(TABLE) else whole
+
     return [line for part in parts for line in differences(
-        {name: (rows, *p.shape[1:]) if name.endswith(TABLE) else p.shape for name, p in wanted[part].items()},
-        {name: a.shape for name, a in checkpoint.tensors.get(part, {}).items()})]
+        {name: shape(name, p) for name, p in wanted[part].items()},
+        {name: a.shape for name, a in checkpoint.tensors.get(part, {}).items() if not cut or name in wanted[part]})]
 
 
-def set_tensors(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...]) -> None:
+def set_tensors(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...], cut: Cut | None) -> None:
     """Copy tensors by name; the token table is padded with zeros."""
     wanted = tensors_of(step)
     for part in parts:
         for name, p in wanted[part].items():
             value = checkpoint.tensors[part][name]
             if name.endswith(TABLE):
-                value = np.pad(value, ((0, p.shape[0] - len(value)), (0, 0)))
-            p.set_data(Tensor(value, p.dtype))
+                rows = cut.shape(name)[0] if cut else p.shape[0]
+                value = np.pad(value, ((0, rows - len(value)), (0, 0)))
+            put(p, value, cut)
+
+
+def put(p: Parameter, whole: np.ndarray, cut: Cut | None) -> None:
+    """Give a parameter its value, or of a cut model this rank's part of it."""
+    if cut:
+        p.set_data(Tensor(np.ascontiguousarray(cut.part(p.name, whole)), p.dtype), slice_shape=True)
+    else:
+        p.set_data(Tensor(whole, p.dtype))
 
 
 def changed_settings(config: RunConfig, checkpoint: Checkpoint) -> list[str]:

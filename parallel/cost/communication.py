@@ -54,6 +54,8 @@ def communication(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
               for t in [*_blocks(sizes, plan, stage), *_ends(sizes, plan, stage), *_boundaries(sizes, plan, stage)]]
     step = [*_inputs(sizes, plan, stage), *_gradients(sizes, plan.for_weights(), stage), *_tied(sizes, plan, stage),
             Traffic("AllReduce", "all", 1, 12, "sums: squared gradients, losses, tokens", "step")]
+    if stage == mesh.pp - 1:  # equal in all micro-batches: the compiler sees it where they are one graph, without a pipeline
+        step.append(Traffic("AllReduce", "dp", micro if mesh.pp > 1 else 1, 4, "gradient of the sum of losses", "step"))
     same = {"dp x tp": "tp" if mesh.dp == 1 else "dp" if mesh.tp == 1 else "dp x tp"}
     same["all"] = same["dp x tp"] if mesh.pp == 1 else "all"
     return [replace(t, group=same.get(t.group, t.group)) for t in (*within, *step) if t.count and group_size(plan, t.group) > 1]
@@ -100,7 +102,7 @@ def _ends(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
             traffic += [Traffic("AllGather", "tp", 1, stream, "input of the head"),
                         Traffic("ReduceScatter", "tp", 1, stream, "gradient of the head's input")]
         traffic += [Traffic("AllReduce", "tp", 6, row, "largest logit, sum of exponentials, label's logit, and their gradients"),
-                    Traffic("AllReduce", "dp", 3, 4, "sum of losses, number of tokens, and the gradient of the loss")]
+                    Traffic("AllReduce", "dp", 2, 4, "sum of losses, number of tokens")]
     return traffic
 
 

@@ -1,12 +1,13 @@
 """Compile small plans and write down what the closed forms are held against: compiled.json. Takes minutes; no test runs it.
 
-    python -m tests.parallel.make_compiled
+    python -m tests.parallel.make_compiled [CASE ...]
 
 For each case and rank: "traffic": [kind, ranks of the group (none for Send and Receive), bytes, times in a step] as Traffic
 counts them; "kept": bytes of activations that the forward graph of one micro-batch hands to its backward graph, or null where
 the two are one graph.
 """
 import json
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -47,6 +48,8 @@ CASES = {
     "dp x tp, sharded where it divides": (8, [0], [*mesh(2, 4), SHARD, ALL, "model.hidden_size=36", "model.seq_length=20",
                                                    "model.ffn_hidden_size=140"]),
     "dp x tp, full": (4, [0], [*mesh(2, 2), FULL]),
+    "dp x tp, micro-batches": (4, [0], mesh(2, 2, 1, 4)),
+    "dp x tp, micro-batches, all sharded, dropout": (4, [0], [*mesh(2, 2, 1, 4), SHARD, ALL, "model.dropout=0.1"]),
     "dp x pp": (8, [0, 2, 6], mesh(2, 1, 4, 4)),
     "dp x pp, selective": (4, [0, 2], [*mesh(2, 1, 2, 4), "parallel.recompute=selective"]),
     "dp x pp, full": (4, [0, 2], [*mesh(2, 1, 2, 4), FULL, "parallel.recompute_layers=[0, 3]"]),
@@ -57,6 +60,9 @@ CASES = {
     "3D, sequence parallel": (8, [0, 4], [*mesh(2, 2, 2, 4), SP]),
     "3D, full": (8, [0, 4], [*mesh(2, 2, 2, 4), FULL]),
     "3D, full, sequence parallel, all sharded": (8, [0, 4], [*mesh(2, 2, 2, 4), FULL, SP, SHARD, ALL]),
+    "3D, interleaved, uneven, dropout, sequence parallel, sharded": (8, [1, 5], [
+        *mesh(2, 2, 2, 4), SP, SHARD, "parallel.virtual_stages=2", "model.dropout=0.1", "parallel.recompute=selective",
+        "model.num_layers=5", "parallel.stage_layers=[2, 1, 1, 1]", "parallel.optimizer_sharding_threshold_kb=5"]),
 }
 
 
@@ -98,8 +104,10 @@ def kept(program: Program, rows: int) -> int | None:
 
 
 def main() -> None:
-    cases = {}
-    for name, (world, ranks, overrides) in CASES.items():
+    chosen = sys.argv[1:] or CASES
+    cases = json.loads(OUT.read_text(encoding="utf-8")) if sys.argv[1:] else {}
+    for name in chosen:
+        world, ranks, overrides = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "config.yaml"
             path.write_text(yaml.safe_dump(BASE), encoding="utf-8")

@@ -30,6 +30,7 @@ class Save(Callback):
             return
         self.monitor.sync()  # a resume from this checkpoint relies on the figures of the steps before it
         with self.clock.measure("ckpt"):
+            checkpoint = self.capture()  # of a cut model all ranks have a part in it
             if self.rank == 0:
-                store.save(self.root, self.capture(), self.keep_last)
+                store.save(self.root, checkpoint, self.keep_last)
             collectives.barrier()
