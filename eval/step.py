@@ -59,5 +59,5 @@ class EvalStep(nn.Cell):
 
     @staticmethod
     def counts(mesh: Mesh) -> bool:
-        """Whether this rank's sums are to be added up: those of the last stage, once for all ranks that share a layer's matrices."""
+        """Whether this rank's sums are to be added up: those of the last stage, once for all ranks that share a layer."""
         return mesh.stage == mesh.pp - 1 and mesh.tp_rank == 0

@@ -228,7 +228,7 @@ def head_loss(gpt: GPT) -> nn.Cell:
 
 
 class Labels(nn.Cell):
-    """What each position shall predict: tokens int32 [batch, seq + 1] -> (labels int32 [rows], 1 where one counts float32 [rows]).
+    """What each position shall predict: tokens int32 [batch, seq + 1] -> (labels int32, 1 where one counts float32), [rows].
 
     Position i predicts token i + 1. A label that is `pad` does not count.
     """
@@ -251,7 +251,7 @@ class Labels(nn.Cell):
 
 
 class GPTLoss(nn.Cell):
-    """What training minimises: tokens int32 [batch, seq + 1], positions int32 [batch] -> sum of the token losses and their number.
+    """What training minimises: tokens int32 [batch, seq + 1], positions int32 [batch] -> sum of token losses, and their number.
 
     Both in one tensor, float32 [2]: of a pipeline's network MindSpore adds up one output over the micro-batches, and tokens that
     are used outside of the network hide it from the compiler's pipeline.
@@ -286,7 +286,7 @@ class GPTLoss(nn.Cell):
         put(self.head_loss, *block_stages[-1])
 
     def weights_of(self, stage: int | None) -> list[Parameter]:
-        """Parameters that a pipeline stage computes with; None: all. The last stage has a copy of the token table, for the head."""
+        """Parameters that a stage computes with; None: all. The last stage has a copy of the token table, for its head."""
         if stage is None:
             return self.trainable_params()
         cells = [c for c in (self.gpt.embedding, *self.gpt.blocks, self.gpt.norm) if c.pipeline_stage == stage]

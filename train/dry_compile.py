@@ -1,4 +1,5 @@
 """Compile the graphs of ranks with no device, and keep them: the same config and the same code are not compiled twice."""
+import ast
 import hashlib
 import json
 import os
@@ -10,13 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from parallel import config_file
-from parallel.dry_run.cann import _cache_folder as cache_folder
+from parallel.dry_run.cann import cache_folder
 from parallel.dry_run.pool import Outcome, compile_ranks
 from parallel.lockstep import mindir
 from train.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
-KEPT = 24  # compiled plans in the cache; the oldest go first
+KEPT = 64  # compiled plans in the cache; the oldest go first
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,24 @@ def _stem(folder: Path, rank: int, kind: str, suffix: str) -> Path:
 
 
 def _key(config: RunConfig, world_size: int) -> str:
-    """Of everything that the graphs depend on: the config, the sources and MindSpore's version."""
+    """Of everything that the graphs depend on: the config, MindSpore's version, and the sources that a compilation imports."""
     content = hashlib.sha256(f"{version('mindspore')} {world_size}\n{config_file.dump(config)}".encode())
-    for source in sorted(p for room in ("model", "train", "eval", "parallel", "data") for p in (ROOT / room).rglob("*.py")):
+    for source in sorted(_imported(ROOT / "train" / "compile_rank.py", set())):
         content.update(source.read_bytes())
     return content.hexdigest()[:20]
+
+
+def _imported(source: Path, found: set[Path]) -> set[Path]:
+    """A source of ours and all of ours that it imports, and so on."""
+    if source in found or not source.exists():
+        return found
+    found.add(source)
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.ImportFrom):
+            module = ROOT.joinpath(*node.module.split("."))
+            for path in (module.with_suffix(".py"), *(module / f"{name.name}.py" for name in node.names)):
+                _imported(path, found)
+    return found
 
 
 def _forget(current: Path) -> None:

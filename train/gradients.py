@@ -1,8 +1,8 @@
 """Loss, gradients and their norm for one step: two forms, one result.
 
-`LocalGradients` runs on one card, and data-parallel on CPU workers, where MindSpore cannot compile for sharding: each rank computes
-its samples, and one AllReduce adds up. `ShardedGradients` is for Ascend under any mesh: MindSpore's semi-automatic parallelism cuts
-the network as its cells' `shard` says, and adds what communication the gradients need.
+`LocalGradients` runs on one card, and data-parallel on CPU workers, where MindSpore cannot shard: each rank computes its samples,
+and one AllReduce adds up. `ShardedGradients` is for Ascend under any mesh: MindSpore's semi-automatic parallelism cuts the
+network as its cells' `shard` says, and adds what communication the gradients need.
 """
 import mindspore as ms
 from mindspore import ParameterTuple, lazy_inline, nn, ops
@@ -37,7 +37,7 @@ def _share_of_squares_of_one(l2_loss, share, x):
 
 @_clear.register("Tensor", "Tensor")
 def _clear_one(done, accumulated):
-    # Zero whatever it holds, infinities and NaN too. Of zeros_like the compiler would make a constant as large as the accumulator.
+    # Zero whatever it holds, infinities and NaN too. Of zeros_like the compiler would make a constant of the same size.
     accumulated = F.depend(accumulated, done)
     return F.assign(accumulated, F.cast(F.less(accumulated, accumulated), ms.float32))
 

@@ -42,7 +42,15 @@ def planned(config: RunConfig, world_size: int | None) -> tuple[RunConfig, Mesh,
     config = resolved(config)
     count = micro_batches(p, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
     plan_of(config, mesh, count)
+    if config.eval.stage.enabled and p.virtual_stages > 1:
+        raise UserError(f"parallel.virtual_stages={p.virtual_stages}: MindSpore compiles no evaluation of them; set "
+                        "eval.stage.enabled=false, or virtual_stages to 1")
     return config, mesh, count
+
+
+def kinds(config: RunConfig) -> list[str]:
+    """The graphs that a run of this config compiles."""
+    return ["train", "eval"] if config.eval.stage.enabled else ["train"]
 
 
 def resolved(config: RunConfig) -> RunConfig:

@@ -25,7 +25,7 @@ from parallel.files import replace_text
 from parallel.mesh import Mesh
 from train.config import RunConfig, load_config
 from train.console import say
-from train.plans import plan_of, planned, resolved, sizes_of
+from train.plans import kinds, plan_of, planned, resolved, sizes_of
 
 SHOWN = 5  # plans that --advise lists
 
@@ -65,7 +65,7 @@ def preflight(config: RunConfig, args: argparse.Namespace) -> int:
             f"{outcome.peak_rss_bytes / 1e9:.1f} GB")
 
     try:
-        folder = dry_compile.compile_plan(config, mesh.world_size, ranks, ["train", "eval"], compiled)
+        folder = dry_compile.compile_plan(config, mesh.world_size, ranks, kinds(config), compiled)
     except dry_compile.CompileError as error:
         print(f"error: MindSpore refuses this plan: {error}", file=sys.stderr)
         return 2

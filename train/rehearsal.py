@@ -9,10 +9,11 @@ from mindspore import Tensor
 
 from data.tokenizer import PAD_ID
 from eval.step import EvalStep
+from parallel.lockstep.errors import LockstepError
 from parallel.lockstep.layout import slice_of
 from parallel.lockstep.rank import Rank
 from parallel.lockstep.schedule import Traffic, run
-from parallel.mesh import Mesh
+from parallel.mesh import Mesh, micro_batches
 from train import dry_compile, scaled
 from train.build import build_gpt, build_train_step
 from train.config import RunConfig
@@ -114,7 +115,8 @@ def rehearse(config: RunConfig, mesh: Mesh, folder: Path, steps: int, overflow_a
         outputs, result.traffic = run(ranks, inputs)
         figures = card.run(tokens, positions, overflow=victim.active)
         result.steps.append(compare(figures, outputs, card.values(), compiled, ranks, mesh))
-    result.evaluation_difference = evaluate(config, mesh, folder, card)
+    if config.eval.stage.enabled:
+        result.evaluation_difference = evaluate(config, mesh, folder, card)
     return result
 
 
@@ -127,7 +129,7 @@ def evaluate(config: RunConfig, mesh: Mesh, folder: Path, card: OneCard) -> floa
     weights = card.values()
     ranks = {r: Rank(c.program, initial(c, weights, mesh, card), r) for r, c in compiled.items()}
     (tokens, _), = scaled.batches(config, 1, PAD_ID, config.run.seed + 1)
-    tokens = tokens[:mesh.dp * config.train.micro_batch_size]
+    tokens = tokens[:len(tokens) // num_micro_batches(config, mesh)]
     outputs, _ = run(ranks, {r: (np.split(tokens, mesh.dp)[r // mesh.tp % mesh.dp],) for r in ranks})
     counting = [r for r in ranks if EvalStep.counts(Mesh(mesh.dp, mesh.tp, mesh.pp, r))]
     found = [np.concatenate([np.ravel(outputs[r][i]) for r in counting]) for i in range(3)]
@@ -136,6 +138,11 @@ def evaluate(config: RunConfig, mesh: Mesh, folder: Path, card: OneCard) -> floa
     if any(a.shape != b.shape or (a != b).any() for a, b in zip(found[1:], expected[1:], strict=True)):
         return np.inf
     return float(np.max(np.abs(found[0] - expected[0]) / np.abs(expected[0])))
+
+
+def num_micro_batches(config: RunConfig, mesh: Mesh) -> int:
+    """Of one rank in a step."""
+    return micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
 
 
 class Disturbance:
@@ -157,7 +164,7 @@ def initial(compiled: dry_compile.Compiled, whole: dict[str, np.ndarray], mesh: 
     scalars = {p.name: p for p in card.step.get_parameters() if p.ndim == 0}
     values = {}
     for name, kind in compiled.program.main.parameters.items():
-        if name in whole:
+        if name in whole and name in compiled.parameters:  # the graph lists some that its stage does not use
             values[name] = part(whole[name], name, compiled, mesh)
         else:
             values[name] = np.full(kind.shape, scalars[name].asnumpy() if name in scalars else 0, kind.dtype)
@@ -172,14 +179,14 @@ def part(whole: np.ndarray, name: str, compiled: dry_compile.Compiled, mesh: Mes
 
 
 def check_cut(config: RunConfig, mesh: Mesh, compiled: dict[int, dry_compile.Compiled], whole: dict[str, np.ndarray]) -> None:
-    """What training gives a rank of each parameter (train.cut) is what MindSpore's layout says. Raises RuntimeError."""
+    """What training gives a rank of each parameter (train.cut) is what MindSpore's layout says. Raises LockstepError."""
     for r, c in compiled.items():
         of_rank = Mesh(mesh.dp, mesh.tp, mesh.pp, r, mesh.sequence_parallel)
-        cut = Cut(*plan_of(config, of_rank, config.train.global_batch_size // mesh.dp // config.train.micro_batch_size))
+        cut = Cut(*plan_of(config, of_rank, num_micro_batches(config, mesh)))
         for name in whole.keys() & c.program.main.parameters.keys():
             value = np.pad(whole[name], ((0, -len(whole[name]) % mesh.tp), (0, 0))) if name == TABLE else whole[name]
             if not np.array_equal(cut.part(name, value), part(whole[name], name, c, mesh)):
-                raise RuntimeError(f"rank {r} would be given another part of {name} than MindSpore's layout has for it")
+                raise LockstepError(f"rank {r} would be given another part of {name} than MindSpore's layout has for it")
 
 
 def compare(figures: dict[str, float], outputs: dict[int, tuple], weights: dict[str, np.ndarray],

@@ -2,7 +2,7 @@
 
     python -m train.rehearse --config run_scripts/configs/gpt_13b.yaml --set parallel.dp=2
 
-Exit codes: 0 all steps agree, 1 they do not, 2 the plan is refused.
+Exit codes: 0 all steps agree, 1 they do not, or the ranks cannot be executed together, 2 the plan is refused.
 """
 import argparse
 import json
@@ -13,10 +13,11 @@ from pathlib import Path
 from parallel import config_file
 from parallel.errors import UserError
 from parallel.files import replace_text
+from parallel.lockstep.errors import LockstepError
 from parallel.mesh import Mesh
 from train.config import RunConfig, load_config
 from train.console import say
-from train.plans import planned
+from train.plans import kinds, planned
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all figures as JSON")
     args = parser.parse_args(arguments)
     try:
+        if args.steps < 1 or args.overflow_at < 0:
+            raise UserError(f"--steps {args.steps} --overflow-at {args.overflow_at}: at least 1 step, and 0 for no overflow")
         config = load_config(args.config, args.overrides)
         config, mesh, count = planned(config, args.world_size)
         return rehearse(config, mesh, count, args)
@@ -49,12 +52,16 @@ def rehearse(config: RunConfig, mesh: Mesh, num_micro_batches: int, args: argpar
         f"{small.data.seq_length} tokens; {m.num_layers} layers, hidden {m.hidden_size}, {m.num_heads} heads, "
         f"vocab {m.vocab_size}")
     try:
-        folder = dry_compile.compile_plan(small, mesh.world_size, range(mesh.world_size), ["train", "eval"],
+        folder = dry_compile.compile_plan(small, mesh.world_size, range(mesh.world_size), kinds(small),
                                           lambda o: say(f"compiled rank {o.rank} in {o.seconds:.0f} s"))
     except dry_compile.CompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    result = rehearsal.rehearse(small, mesh, folder, args.steps, args.overflow_at or None)
+    try:
+        result = rehearsal.rehearse(small, mesh, folder, args.steps, args.overflow_at or None)
+    except LockstepError as error:  # a deadlock goes on with a line for each rank that waits
+        print(f"error: the ranks cannot be executed together: {error}", file=sys.stderr)
+        return 1
     for line in table(result):
         say(line)
     if args.report:

@@ -1,6 +1,7 @@
 """A plan made small enough to be executed here: the same mesh, the same code, few and narrow layers, short sequences."""
 import numpy as np
 
+from parallel.errors import UserError
 from parallel.mesh import Mesh
 from train.config import RunConfig
 from train.plans import plan_of
@@ -22,13 +23,16 @@ def scaled(config: RunConfig, mesh: Mesh, num_micro_batches: int, overrides: set
     small = tuple(2 if n == max(parts) else 1 for n in parts) if len(set(parts)) > 1 else (most,) * len(parts)
     heads = mesh.tp * (2 if mesh.tp < 4 else 1)
     seq = max(16, mesh.tp)
+    micro = config.train.micro_batch_size if "train.micro_batch_size" in overrides else 2
+    if micro == "auto":
+        raise UserError("train.micro_batch_size=auto: a rehearsal wants a number, or leave the key alone")
     values = {
         "model": {"vocab_size": VOCAB, "vocab_multiple": 1, "hidden_size": 8 * heads, "num_heads": heads,
                   "num_layers": sum(small), "ffn_hidden_size": "auto", "seq_length": seq},
         "data": {"seq_length": seq},
         "parallel": {"dp": mesh.dp, "num_micro_batches": "auto", "stage_layers": small,
                      "optimizer_sharding_threshold_kb": 0, "recompute_layers": "all"},
-        "train": {"micro_batch_size": 2, "global_batch_size": 2 * mesh.dp * num_micro_batches, "lr": 1e-2, "min_lr": 0.0,
+        "train": {"micro_batch_size": micro, "global_batch_size": micro * mesh.dp * num_micro_batches, "lr": 1e-2, "min_lr": 0.0,
                   "eps": 1e-5, "schedule": "constant", "warmup_steps": 0, "total_steps": 100, "stop_at_step": None},
     }
     updated = {}

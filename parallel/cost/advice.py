@@ -89,7 +89,7 @@ def _plans(base: Plan, sizes: Sizes, devices: int, global_batch_size: int, topol
 
 
 def _why(best: Candidate, fitting: list[Candidate], need: dict[Plan, float], limit: float) -> Iterator[str]:
-    """Against its nearest rivals: without tensor parallelism, without pipeline, a larger micro-batch, without recompute."""
+    """Against its nearest rivals: with or without tensor parallelism and pipeline, without recompute, a larger micro-batch."""
     plan = best.plan
 
     def against(name: str, alike: Callable[[Plan], bool]) -> str:
@@ -106,8 +106,12 @@ def _why(best: Candidate, fitting: list[Candidate], need: dict[Plan, float], lim
 
     if plan.mesh.tp > 1:
         yield against("without tensor parallelism", lambda p: p.mesh.tp == 1)
+    else:
+        yield against("with tensor parallelism", lambda p: p.mesh.tp > 1)
     if plan.mesh.pp > 1:
         yield against("without pipeline", lambda p: p.mesh.pp == 1)
+    else:
+        yield against("with a pipeline", lambda p: p.mesh.pp > 1)
     if plan.recompute != "none":
         yield against("without recompute", lambda p: p.recompute == "none")
     larger = min((p.micro_batch_size for p in need if replace(p, micro_batch_size=0, num_micro_batches=0)

@@ -73,7 +73,7 @@ def _with_stand_ins(folder: Path, plugin: Path) -> dict[str, str]:
 def _cached(mindspore: Path, plugin: Path) -> Path:
     """The folder of the stand-ins, complete; built if it is not there."""
     machine = platform.machine()
-    folder = _cache_folder() / f"cann-stub-{_key(plugin, machine)}"
+    folder = cache_folder() / f"cann-stub-{_key(plugin, machine)}"
     if _is_complete(folder):
         return folder
     stand_ins.check_tools(machine)
@@ -83,7 +83,7 @@ def _cached(mindspore: Path, plugin: Path) -> Path:
     return folder
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "mindgpt"
     except RuntimeError as error:  # no HOME and no such user

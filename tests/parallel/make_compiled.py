@@ -90,30 +90,43 @@ def key(node: Node) -> tuple:
 
 
 def kept(program: Program, rows: int) -> int | None:
-    """Bytes of what the forward graph of a micro-batch computes and its backward graph reads; weights do not count, nor what has
-    only one number a row. None where they are one graph.
+    """Bytes of what the forward graphs of a micro-batch compute or are sent and their backward graphs read; weights do not count,
+    nor what has only one number a row. None where forward and backward are one graph.
     """
-    for graph in program.functions.values():
-        made = {node.output: node for node in graph.nodes if node.op not in ("Load", "TensorMove")}
+    sizes = []
+    for graph in program.functions.values():  # one, or one for each part of an interleaved stage
         for node in graph.nodes:
             if node.op == "Partial" and "◂" in node.inputs[0]:  # so MindSpore marks the gradient of a function
-                values = [made[name].type for name in set(node.inputs[1:]) & set(made)]
-                return sum(t.nbytes for t in values
-                           if isinstance(t, TensorType) and t.dtype == "float32" and t.nbytes > 4 * rows)
-    return None
+                made = {n.output: n.type for n in graph.nodes if n.op not in ("Load", "TensorMove")}
+                made |= {name: graph.inputs[name] for name in received(program.main, graph)}
+                values = [made[name] for name in set(node.inputs[1:]) & set(made)]
+                sizes += [t.nbytes for t in values if isinstance(t, TensorType) and t.dtype == "float32" and t.nbytes > 4 * rows]
+    return sum(sizes) if sizes else None
+
+
+def received(main: Graph, graph: Graph) -> list[str]:
+    """The inputs of a graph that another stage has sent."""
+    made = {node.output: node for node in main.nodes}
+
+    def source(name: str) -> str:
+        while name in made and made[name].op == "Depend":
+            name = made[name].inputs[0]
+        return made[name].op if name in made else ""
+
+    call = next(node for node in main.nodes if node.op == "call" and node.inputs[0] == graph.name)
+    return [name for name, value in zip(graph.inputs, call.inputs[1:], strict=True) if source(value) == "Receive"]
 
 
 def main() -> None:
     chosen = sys.argv[1:] or CASES
-    cases = json.loads(OUT.read_text(encoding="utf-8")) if sys.argv[1:] else {}
+    cases = json.loads(OUT.read_text(encoding="utf-8")) if sys.argv[1:] and OUT.exists() else {}
     for name in chosen:
         world, ranks, overrides = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "config.yaml"
             path.write_text(yaml.safe_dump(BASE), encoding="utf-8")
             config = load_config(path, overrides)
-        plan = compile_plan(config, world, ranks, ["train"])
-        p = config.parallel
+        plan, p = compile_plan(config, world, ranks, ["train"]), config.parallel
         rows = config.train.global_batch_size // p.dp // p.num_micro_batches * config.data.seq_length
         found = {}
         for rank in ranks:
@@ -122,8 +135,8 @@ def main() -> None:
                            "kept": kept(program, rows)}
         cases[name] = {"world_size": world, "overrides": overrides, "ranks": found}
         print(name, {rank: (sum(t[-1] for t in f["traffic"]), f["kept"]) for rank, f in found.items()}, flush=True)
-    lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in cases.items()]
-    OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        lines = [f"{json.dumps(n)}: {json.dumps(cases[n])}" for n in CASES if n in cases]
+        OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

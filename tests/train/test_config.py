@@ -91,9 +91,9 @@ def test_there_are_shipped_files():
 @pytest.mark.parametrize(("document", "sentence", "key", "value"), [
     ("README.md", "every 5 % of the run a validation", "eval.stage.every", 0.05),
     ("README.md", "in the middle and at the end texts that the model wrote", "eval.deep.at", (0.5, 1.0)),
-    ("README.md", "trains data-parallel in float32", "precision.level", "O0"),
-    ("README.md", "trains data-parallel in float32", "parallel.tp", 1),
-    ("README.md", "trains data-parallel in float32", "parallel.pp", 1),
+    ("README.md", "it trains in float32, without mixed precision", "precision.level", "O0"),
+    ("README.md", "on CPU data-parallel, on Ascend with", "parallel.tp", 1),
+    ("README.md", "on CPU data-parallel, on Ascend with", "parallel.pp", 1),
     ("README.md", "goes on from the newest whole checkpoint (`ckpt.resume=auto`)", "ckpt.resume", "auto"),
     ("data/README.md", "each line of a .txt is a document (default: each file)", "data.document", "file"),
     ("data/README.md", "`on_bad_text: error` (default)", "data.on_bad_text", "error"),
