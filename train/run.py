@@ -5,7 +5,7 @@ import json
 import os
 import platform
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -111,8 +111,8 @@ class Training:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model."""
-        return parameter_count(sizes_of(self.config, self.mesh.tp))
+        """Of the whole model, without what pads the token table."""
+        return parameter_count(replace(sizes_of(self.config, self.mesh.tp), vocab=self.config.model.vocab_size))
 
     @property
     def last_step(self) -> int:

@@ -60,9 +60,9 @@ CASES = {
     "3D, sequence parallel": (8, [0, 4], [*mesh(2, 2, 2, 4), SP]),
     "3D, full": (8, [0, 4], [*mesh(2, 2, 2, 4), FULL]),
     "3D, full, sequence parallel, all sharded": (8, [0, 4], [*mesh(2, 2, 2, 4), FULL, SP, SHARD, ALL]),
-    "3D, interleaved, uneven, dropout, sequence parallel, sharded": (8, [1, 5], [
-        *mesh(2, 2, 2, 4), SP, SHARD, "parallel.virtual_stages=2", "model.dropout=0.1", "parallel.recompute=selective",
-        "model.num_layers=5", "parallel.stage_layers=[2, 1, 1, 1]", "parallel.optimizer_sharding_threshold_kb=5"]),
+    "3D, interleaved, uneven, selective, sequence parallel, sharded from 5 KB": (8, [1, 5], [
+        *mesh(2, 2, 2, 4), SP, SHARD, "parallel.virtual_stages=2", "parallel.recompute=selective", "model.num_layers=5",
+        "parallel.stage_layers=[2, 1, 1, 1]", "parallel.optimizer_sharding_threshold_kb=5"]),
 }
 
 
