@@ -112,7 +112,8 @@ def test_each_validation_sample_counts_once(tiny):
     model = config.model.model_copy(update={"vocab_size": manifest.tokenizer.vocab_size})
     gpt = GPT(model)
     initialize(gpt, model, 1)
-    results = [Validation(gpt, manifest, config.data, Mesh(1), None, batch).run() for batch in (1, 3, 64)]
+    step = EvalStep(gpt, 0)
+    results = [Validation(step, step, manifest, config.data, Mesh(1), None, batch).run() for batch in (1, 3, 64)]
     for name in ("en", "zh"):
         assert {r["corpora"][name]["tokens"] for r in results} == {manifest.sets[f"valid_{name}"].tokens}
         assert len({round(r["corpora"][name]["perplexity"], 4) for r in results}) == 1
@@ -126,6 +127,7 @@ def test_an_empty_validation_set_is_not_computed(tiny):
     empty = manifest.sets["valid_zh"].model_copy(update={"samples": 0})
     manifest = manifest.model_copy(update={"sets": {**manifest.sets, "valid_zh": empty}})
     model = config.model.model_copy(update={"vocab_size": manifest.tokenizer.vocab_size})
-    result = Validation(GPT(model), manifest, config.data, Mesh(1), None, 4).run()
+    step = EvalStep(GPT(model), 0)
+    result = Validation(step, step, manifest, config.data, Mesh(1), None, 4).run()
     assert result["corpora"]["zh"]["perplexity"] is None and "zh" in result["not_computed"]
     assert result["all"]["tokens"] == result["corpora"]["en"]["tokens"] > 0
