@@ -4,8 +4,8 @@ The residual stream is two-dimensional, [batch * seq, hidden]: matrix products o
 kernels for, and what MindSpore shards without redistribution.
 
 Each cell's `shard(mesh)` gives its primitives their strategies: for each input, into how many parts each axis is cut. We override
-`Cell.shard`, since MindSpore's own can lose data parallelism with integer tuples and cannot be used in a pipeline stage. A primitive
-carries one strategy, so each use has a primitive of its own.
+`Cell.shard`, since MindSpore's own can lose data parallelism with integer tuples and cannot be used in a pipeline stage. A
+primitive carries one strategy, so each use has a primitive of its own.
 """
 from typing import Literal
 
