@@ -9,11 +9,12 @@ from train.config import RunConfig
 
 def plan(config: RunConfig, world_size: int, rank: int) -> tuple[Mesh, int]:
     """The mesh and the number of micro-batches. Raises UserError where sizes do not fit, or the run's folder is in use."""
-    mesh = make_mesh(config.parallel, world_size, rank)
-    if mesh.tp * mesh.pp > 1 and not glob.glob("/dev/davinci[0-9]*"):
-        raise UserError(f"parallel: tp={mesh.tp} pp={mesh.pp} need Ascend cards, and there is none: on CPU set both to 1, or "
+    p = config.parallel
+    if p.tp * p.pp > 1 and not glob.glob("/dev/davinci[0-9]*"):  # before the number of ranks, which is not what is wrong
+        raise UserError(f"parallel: tp={p.tp} pp={p.pp} need Ascend cards, and there is none: on CPU set both to 1, or "
                         "prove the plan without devices: python -m train.preflight, python -m train.rehearse")
-    count = micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
+    mesh = make_mesh(p, world_size, rank)
+    count = micro_batches(p, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
     if config.ckpt.resume == "none" and (config.run.folder / "metrics.jsonl").exists():
         raise UserError(f"ckpt.resume=none, but {config.run.folder} holds a run: choose another run.name, remove the folder, "
                         "or go on with ckpt.resume=auto")

@@ -94,8 +94,7 @@ def chosen(which: str, plan: Plan) -> list[int]:
     if which == "stages":
         return [stage * per_stage for stage in range(mesh.pp)]
     if which == "kinds":
-        kinds = {(stage == 0, stage == mesh.pp - 1, plan.num_blocks(stage)): stage for stage in reversed(range(mesh.pp))}
-        return sorted(stage * per_stage for stage in kinds.values())
+        return sorted(stages[0] * per_stage for stages in plan.kinds().values())
     try:
         ranks = [int(n) for n in which.split(",")]
     except ValueError:

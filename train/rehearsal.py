@@ -12,7 +12,7 @@ from eval.step import EvalStep
 from parallel.lockstep.errors import LockstepError
 from parallel.lockstep.layout import slice_of
 from parallel.lockstep.rank import Rank
-from parallel.lockstep.schedule import Traffic, run
+from parallel.lockstep.schedule import run
 from parallel.mesh import Mesh, micro_batches
 from train import dry_compile, scaled
 from train.build import build_gpt, build_train_step
@@ -27,7 +27,7 @@ FIGURES = ("loss", "grad_norm", "loss_scale", "overflow", "lr", "tokens")
 
 @dataclass
 class Step:
-    """One optimizer step: the figures of one card, the largest differences of any rank, and what was communicated."""
+    """One optimizer step: the figures of one card, and the largest differences of any rank."""
 
     figures: dict[str, float]
     differences: dict[str, float]              # of the figures, relative
@@ -47,7 +47,6 @@ class Rehearsal:
 
     mesh: Mesh
     steps: list[Step] = field(default_factory=list)
-    traffic: Traffic | None = None
     evaluation_difference: float = 0.0  # of the loss sums on a batch, relative; infinite where tokens or hits differ
 
     @property
@@ -112,7 +111,7 @@ def rehearse(config: RunConfig, mesh: Mesh, folder: Path, steps: int, overflow_a
     for number, (tokens, positions) in enumerate(scaled.batches(config, steps, PAD_ID, seed), 1):
         victim.active = number == overflow_at
         inputs = {r: tuple(np.split(x, mesh.dp)[r // mesh.tp % mesh.dp] for x in (tokens, positions)) for r in ranks}
-        outputs, result.traffic = run(ranks, inputs)
+        outputs, _ = run(ranks, inputs)
         figures = card.run(tokens, positions, overflow=victim.active)
         result.steps.append(compare(figures, outputs, card.values(), compiled, ranks, mesh))
     if config.eval.stage.enabled:

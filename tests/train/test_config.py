@@ -10,6 +10,7 @@ import pytest
 from parallel import config_file
 from parallel.errors import UserError
 from train.__main__ import main
+from train.checks import plan
 from train.config import RunConfig, load_config
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +153,7 @@ def test_a_missing_file_is_one_line_and_exit_code_2(tmp_path, capsys):
 COUNTING = """
 import sys
 from train.__main__ import main
+from train.checks import plan
 try:
     code = main(sys.argv[1:])
 except SystemExit as end:
@@ -166,3 +168,11 @@ print("LOADED", code, *sorted({name.split(".")[0] for name in sys.modules} & {"m
 def test_mindspore_is_not_loaded_before_it_is_needed(arguments, code):
     result = subprocess.run([sys.executable, "-c", COUNTING, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.stdout.splitlines()[-1] == f"LOADED {code} train", result.stderr
+
+
+@pytest.mark.parametrize(("key", "ranks"), [("tp", 1), ("tp", 2), ("pp", 1), ("pp", 4)])
+def test_without_cards_a_cut_model_is_refused_and_shown_the_way(tiny, monkeypatch, key, ranks):
+    """Whatever the number of ranks, which is not what is wrong."""
+    monkeypatch.setattr("train.checks.glob.glob", lambda pattern: [])
+    with pytest.raises(UserError, match=f"{key}=2 .*on CPU.*train.preflight.*train.rehearse"):
+        plan(tiny(f"parallel.{key}=2"), ranks, 0)
