@@ -150,7 +150,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(whole, tiny, capsys):
     (["train.micro_batch_size=3"], "allowed are 1, 2, 4, or auto"),
     (["parallel.num_micro_batches=3"], "set it to 2 or auto"),
     (["parallel.dp=2"], "set parallel.dp to 1 or auto"),
-    (["parallel.tp=2", "parallel.dp=1"], "start a multiple of 2 ranks"),
+    (["parallel.tp=2", "parallel.dp=1"], "python -m train.preflight"),
 ])
 def test_refusals_write_nothing(whole, tiny, overrides, says):
     shutil.copytree(whole, tiny().run.folder)
