@@ -24,15 +24,15 @@ class AttentionCore(nn.Cell):
     def __init__(self, config: ModelConfig, salt: int):
         super().__init__()
         self.scores, self.weigh = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
-        self.mul, self.add, self.softmax, self.reshape = ops.Mul(), ops.Add(), ops.Softmax(-1), ops.Reshape()
+        self.mul, self.add, self.softmax = ops.Mul(), ops.Add(), ops.Softmax(-1)
         self.scale = Tensor(1.0 / math.sqrt(config.head_size), ms.float32)
         self.mask, self.corner = causal_mask(config.seq_length), Corner(2)
         self.dropout = Dropout(config.dropout, (1, config.num_heads, 1, config.seq_length), salt)
 
     def construct(self, q, k, v, keys):
-        batch, _, t, _ = q.shape
+        t = q.shape[2]
         p = self.softmax(self.add(self.mul(self.scores(q, k), self.scale), self.corner(self.mask, (t, t))))
-        return self.weigh(self.dropout(p, self.reshape(keys, (batch, 1, t, 1))), v), p
+        return self.weigh(self.dropout(p, keys), v), p
 
     def shard(self, mesh: Mesh) -> None:
         """Samples over dp, heads over tp."""

@@ -68,7 +68,8 @@ class Block(nn.Cell):
         self.norm1, self.norm2 = (LayerNorm(config.hidden_size, config.layer_norm_eps) for _ in range(2))
         self.attention, self.mlp = CausalSelfAttention(config, salt=3 * index + 1), MLP(config)
         self.dropout1, self.dropout2 = (Dropout(config.dropout, (1, config.hidden_size), 3 * index + i) for i in (2, 3))
-        self.row_keys = RowKeys(seed, config.seq_length)  # its own: keys from another pipeline stage would have to be sent
+        # its own: keys from another pipeline stage would have to be sent
+        self.row_keys = RowKeys(config.dropout, seed, config.seq_length)
         self.add1, self.add2 = ops.Add(), ops.Add()
 
     def construct(self, x, positions):
@@ -99,7 +100,7 @@ class GPT(nn.Cell):
     def __init__(self, config: ModelConfig, seed: int = 0, tp: int = 1):
         super().__init__()
         self.vocab_size, self.padding = config.vocab_size, -config.vocab_size % math.lcm(config.vocab_multiple, tp)
-        self.row_keys = RowKeys(seed, config.seq_length)
+        self.row_keys = RowKeys(config.dropout, seed, config.seq_length)
         self.embedding = Embedding(config, self.vocab_size + self.padding)
         self.blocks = nn.CellList([Block(config, i, seed) for i in range(config.num_layers)])
         self.norm = LayerNorm(config.hidden_size, config.layer_norm_eps)

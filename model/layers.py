@@ -156,12 +156,14 @@ class Dropout(nn.Cell):
         self.column_keys = Tensor(drawn.astype(np.int32))
         self.threshold = Tensor(int(-2**31 + rate * 2**32), ms.int32)
         self.mix, self.xor, self.cast, self.mul, self.rescale = Mix(), ops.BitwiseXor(), ops.Cast(), ops.Mul(), ops.Mul()
-        self.greater_equal, self.corner = ops.GreaterEqual(), Corner(len(columns))
+        self.greater_equal, self.corner, self.reshape = ops.GreaterEqual(), Corner(len(columns)), ops.Reshape()
 
     def construct(self, x, keys):
-        """x of any shape and int32 keys that broadcast against it -> x's shape."""
+        """x [batch * seq, n] or [batch, n, seq, m], keys int32 [batch * seq, 1] -> x's shape."""
         if self.rate == 0.0 or not self.training:
             return x
+        if len(x.shape) == 4:
+            keys = self.reshape(keys, (x.shape[0], 1, x.shape[2], 1))
         columns = self.corner(self.column_keys, self.column_keys.shape[:-1] + x.shape[-1:])
         hashed = self.mix(self.xor(keys, columns))
         keep = self.cast(self.greater_equal(hashed, self.threshold), x.dtype)
@@ -183,10 +185,14 @@ class Dropout(nn.Cell):
 
 
 class RowKeys(nn.Cell):
-    """A key for each token of each sample, for `Dropout`: sample positions int32 [batch] -> int32 [batch * seq, 1]."""
+    """A key for each token of each sample, for `Dropout`: sample positions int32 [batch] -> int32 [batch * seq, 1].
 
-    def __init__(self, seed: int, seq_length: int):
+    Where nothing is dropped it gives back the positions: to parse what nobody uses takes a large model's compiler long.
+    """
+
+    def __init__(self, rate: float, seed: int, seq_length: int):
         super().__init__()
+        self.rate = rate
         rng = np.random.RandomState(seed)
         self.seed = Tensor(int(rng.randint(0, 2**31)), ms.int32)
         drawn = rng.randint(-2**31, 2**31, (1, seq_length), np.int64)
@@ -195,6 +201,8 @@ class RowKeys(nn.Cell):
         self.reshape, self.corner = ops.Reshape(), Corner(2)
 
     def construct(self, positions, t):
+        if self.rate == 0.0 or not self.training:
+            return positions
         sample_keys = self.mix_samples(self.xor_seed(positions, self.seed))
         keys = self.mix_tokens(self.xor_token(self.reshape(sample_keys, (-1, 1)), self.corner(self.token_keys, (1, t))))
         return self.reshape(keys, (-1, 1))

@@ -3,8 +3,6 @@ import math
 import shlex
 from pathlib import Path
 
-from train.callbacks.monitor import mean_of_finite
-
 
 def size(count: float) -> str:
     """4506240 -> 4.5M."""
@@ -12,6 +10,12 @@ def size(count: float) -> str:
         if abs(count) >= unit:
             return f"{count / unit:.1f}{name}"
     return f"{count:.0f}"
+
+
+def mean_of_finite(values: list[float]) -> float:
+    """The mean of the values that are finite; NaN if none is."""
+    good = [v for v in values if math.isfinite(v)]
+    return sum(good) / len(good) if good else math.nan
 
 
 def duration(seconds: float) -> str:

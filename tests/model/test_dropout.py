@@ -24,7 +24,7 @@ class Masked(nn.Cell):
 
     def __init__(self, rate, seed, salt, columns, seq_length):
         super().__init__()
-        self.keys, self.dropout, self.t = RowKeys(seed, seq_length), Dropout(rate, (1, columns), salt), seq_length
+        self.keys, self.dropout, self.t = RowKeys(rate, seed, seq_length), Dropout(rate, (1, columns), salt), seq_length
 
     def construct(self, x, positions):
         return self.dropout(x, self.keys(positions, self.t))
@@ -92,7 +92,7 @@ def test_a_shorter_text_has_the_mask_of_the_longer_ones_beginning():
     class Shorter(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.keys, self.dropout = RowKeys(7, SEQ), Dropout(0.2, (1, COLUMNS), 1)
+            self.keys, self.dropout = RowKeys(0.2, 7, SEQ), Dropout(0.2, (1, COLUMNS), 1)
 
         def construct(self, x, positions):
             return self.dropout(x, self.keys(positions, 10))
@@ -161,7 +161,7 @@ def test_the_embedding_drops_by_the_salt_0():
     class Embedded(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.keys, self.embedding = RowKeys(7, SEQ), Embedding(config, 23)
+            self.keys, self.embedding = RowKeys(0.2, 7, SEQ), Embedding(config, 23)
 
         def construct(self, ids, positions):
             return self.embedding(ids, self.keys(positions, ids.shape[1]))[0]

@@ -8,7 +8,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from train import console
 from train.callbacks.evaluate import due_steps
-from train.callbacks.monitor import mean_of_finite
 from train.metrics_log import MetricsLog
 from train.tensorboard import TensorBoard
 
@@ -58,8 +57,8 @@ def test_console_lines_fit_80_columns(capsys):
 
 
 def test_a_window_with_a_nan_has_the_mean_of_the_others():  # N2
-    assert mean_of_finite([1.0, math.nan, 3.0, math.inf]) == 2.0
-    assert math.isnan(mean_of_finite([math.nan]))
+    assert console.mean_of_finite([1.0, math.nan, 3.0, math.inf]) == 2.0
+    assert math.isnan(console.mean_of_finite([math.nan]))
 
 
 @pytest.mark.parametrize(("total", "every", "steps"), [

@@ -2,7 +2,6 @@
 import resource
 
 import mindspore as ms
-import numpy as np
 import psutil
 from mindspore.train import Callback
 
@@ -86,9 +85,3 @@ class Monitor(Callback):
         self.flush()
         for sink in self.sinks:
             sink.close()
-
-
-def mean_of_finite(values: list[float]) -> float:
-    """The mean of the values that are finite; NaN if none is."""
-    good = [v for v in values if np.isfinite(v)]
-    return float(np.mean(good)) if good else float("nan")
