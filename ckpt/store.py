@@ -158,7 +158,7 @@ def load(folder: Path) -> Checkpoint:
     return Checkpoint(tensors, read_state(folder), config)
 
 
-def load_given(path: Path) -> Checkpoint:
+def given(path: Path) -> Path:
     """The checkpoint that a user named: its folder, or a run or a folder of checkpoints (the newest). Raises UserError."""
     if not path.is_dir():
         raise UserError(f"{path}: no such checkpoint folder")
@@ -166,8 +166,13 @@ def load_given(path: Path) -> Checkpoint:
     folder = path if (path / STATE).exists() else (steps(root) or [None])[-1]
     if folder is None:
         raise UserError(f"{path}: neither a checkpoint (it has no {STATE}) nor a folder with one")
+    return folder
+
+
+def load_given(path: Path) -> Checkpoint:
+    """Read the checkpoint that a user named, see `given`. Raises UserError."""
     try:
-        return load(folder)
+        return load(given(path))
     except BrokenCheckpoint as error:
         raise UserError(f"this checkpoint cannot be used: {error}") from None
 

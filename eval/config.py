@@ -1,5 +1,5 @@
 """The section `eval`: what is measured during training, and how often."""
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,26 +15,37 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class StageConfig(Section):
-    """Validation: loss, perplexity and next-token accuracy of each corpus and of all together."""
+    """Held-out text (loss, perplexity, bits per byte, next-token accuracy) and tasks that likelihood decides."""
 
-    enabled: bool = Field(True, description="validate during training")
-    every: float = Field(0.05, gt=0.0, le=1.0, description="share of the run between two validations")
+    enabled: bool = Field(True, description="evaluate this tier during training")
+    every: float = Field(0.05, gt=0.0, le=1.0, description="share of the run between two evaluations")
     num_batches: int = Field(2, ge=1, description="batches of global_batch_size samples, of each corpus")
+    tasks: tuple[Literal["cloze", "continuation", "mmlu", "bbh"], ...] = Field(
+        ("cloze", "continuation", "mmlu", "bbh"), strict=False, description="questions asked besides")
+    max_questions: int = Field(100, ge=1, description="questions of each task and language at most")
+    time_budget: float | None = Field(0.05, gt=0.0, description="share of the training time that this tier may take; it then "
+                                      "evaluates fewer samples and questions, and reports how many; null: no bound")
 
 
 class DeepConfig(Section):
-    """Samples of generated text at milestones."""
+    """Texts that the model writes: their quality, instructions followed, safety."""
 
-    enabled: bool = Field(True, description="generate samples during training")
-    at: tuple[Share, ...] = Field((0.5, 1.0), strict=False, description="shares of the run at which to generate")
+    enabled: bool = Field(True, description="evaluate this tier during training")
+    at: tuple[Share, ...] = Field((0.5, 1.0), strict=False, description="shares of the run at which to evaluate")
     prompts: tuple[str, ...] = Field(DEFAULT_PROMPTS, min_length=1, strict=False, description="what the samples go on from")
-    max_new_tokens: int = Field(48, ge=1, description="tokens generated for each prompt")
+    samples: int = Field(4, ge=1, description="texts written for each of these prompts")
+    max_new_tokens: int = Field(48, ge=1, description="tokens written for each prompt")
+    batch_size: int = Field(16, ge=1, description="prompts that one rank continues at once")
     temperature: float = Field(0.8, ge=0.0, description="0: always the likeliest token")
-    top_k: int = Field(40, ge=0, description="sample among the k likeliest tokens; 0: among all")
+    top_k: int = Field(40, ge=0, description="draw among the k likeliest tokens; 0: among all")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="draw among the likeliest tokens that together have this probability")
+    repetition_penalty: float = Field(1.0, ge=1.0, description="makes tokens that stand in the text already less likely; 1: not")
+    instructions: bool = Field(True, description="ask the instruction-following items")
+    safety: bool = Field(True, description="ask the safety items")
 
 
 class EvalConfig(Section):
-    """The tiers: stage (often, cheap) and deep (at milestones)."""
+    """The tiers: stage (often, on a time budget) and deep (at milestones)."""
 
     stage: StageConfig = StageConfig()
     deep: DeepConfig = DeepConfig()

@@ -1,68 +1,109 @@
-"""Tier `stage`: loss, perplexity and accuracy on held-out text, of each corpus and of all together."""
-import mindspore.dataset as ds
+"""Tier `stage`: held-out text of each corpus and of all together, and tasks that likelihood decides."""
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
 import numpy as np
-from mindspore import nn
-from mindspore.train import Model
 
 from data.config import DataConfig
 from data.dataset import valid_dataset
 from data.manifest import Manifest
-from data.tokenizer import PAD_ID
-from eval.metrics import TokenMetric, perplexity, together, token_scores, unigram_loss
-from eval.step import EvalStep, mode_kept
+from data.tokenizer import PAD_ID, Tokenizer
+from eval.metrics import perplexity, token_scores, unigram_losses
+from eval.rows import RowScorer
+from eval.tasks import scores as choice
+from eval.tasks.questions import Task, rows_of
 from parallel import collectives
-from parallel.mesh import Mesh
+
+CORPUS = "valid_"
 
 
-class Validation:
-    """Evaluates the same samples each time, all ranks together.
+class Stage:
+    """Evaluates the same samples and questions each time, all ranks together.
 
     Args:
-        step: the forward pass.
-        network: how it is called: itself, or under MindSpore's parallelism.
-        num_samples: of each corpus, from its beginning; None: all of them.
-        batch_size: samples that one data-parallel rank computes at once.
+        num_samples: of each corpus, from its beginning.
+        tasks: whose questions stand in an order of their own, so that any first part of them is a fair sample.
     """
 
-    def __init__(self, step: EvalStep, network: nn.Cell, manifest: Manifest, config: DataConfig, mesh: Mesh,
-                 num_samples: int | None, batch_size: int):
-        self.gpt = step.gpt
-        metric = TokenMetric(EvalStep.counts(mesh)).set_indexes([0, 1, 2])
-        self.model = Model(network, eval_network=network, metrics={"tokens": metric})
-        self.batch_shape = (batch_size, config.seq_length + 1)
-        self.datasets = {}
-        for name in manifest.valid_sets:
-            if manifest.sets[name].samples:
-                self.datasets[name.removeprefix("valid_")] = valid_dataset(
-                    manifest, config, name, num_samples, batch_size, mesh.dp_rank, mesh.dp)
-        self.empty = sorted({name.removeprefix("valid_") for name in manifest.valid_sets} - set(self.datasets))
-        self.counts = np.load(config.prepared_dir / "token_counts.npy")
-        self.baseline = None
+    def __init__(self, scorer: RowScorer, tokenizer: Tokenizer, manifest: Manifest, config: DataConfig, num_samples: int,
+                 tasks: Sequence[Task]):
+        self.scorer, self.manifest, self.config, self.tasks = scorer, manifest, config, tasks
+        self.num_samples = num_samples
+        self.bytes = tokenizer.byte_lengths()
+        self.unigram = unigram_losses(np.load(config.prepared_dir / "token_counts.npy"))
 
-    def warm_up(self) -> None:
-        """Compile, on a batch without tokens."""
-        with mode_kept(self.gpt):
-            self.model.eval(ds.NumpySlicesDataset(np.full((1, *self.batch_shape), PAD_ID, np.int32), shuffle=False))
+        longest = max((len(row.tokens) for task in tasks for question in task.questions for row in question.rows), default=0) - 1
+        # A graph of its own where that at least halves what is computed.
+        self.task_width = longest if 2 * longest <= config.seq_length else config.seq_length
 
-    def run(self) -> dict:
-        """{"corpora": {name: scores}, "all": scores, "unigram_perplexity": of all together, "not_computed": {name: why}}.
+    def samples(self, share: float = 1.0) -> dict[str, int]:
+        """How many samples of each corpus a share of the text is."""
+        return {name.removeprefix(CORPUS): min(self.manifest.sets[name].samples, round(share * self.num_samples))
+                for name in self.manifest.valid_sets}
 
-        Scores are those of eval.metrics.TokenMetric: None rather than a false number where no token counted.
+    def measure(self) -> tuple[float, float]:
+        """Compile, and time a batch of each kind: the seconds that the whole text and all questions should take."""
+        steps = self.scorer.steps
+        work = ((self.config.seq_length, sum(map(steps, self.samples().values()))),
+                (self.task_width, sum(steps(task.num_rows) for task in self.tasks)))
+        seconds = []
+        for width, batches in work:
+            nothing = np.full((1, width + 1), PAD_ID, np.int32), np.zeros(1, np.int32)
+            if batches:
+                self.scorer.score_rows(*nothing)
+            began = time.perf_counter()
+            if batches:
+                self.scorer.score_rows(*nothing)
+            seconds.append((time.perf_counter() - began) * batches)
+        return tuple(seconds)
+
+    def run(self, text: float = 1.0, tasks: float = 1.0) -> dict:
+        """{"corpora": {name: scores}, "all": scores, "tasks": {name: scores}, "shares", "seconds", "not_computed": {name: why}}.
+
+        Scores of text are those of eval.metrics.token_scores, with the number of samples and the perplexity of the training
+        text's token frequencies on the same tokens: what knowing no context gives. Those of tasks: eval.tasks.scores.
+
+        Args:
+            text, tasks: the shares of `num_samples` and of each task's questions.
         """
-        if self.baseline is None:
-            self.baseline = self._baseline()
-        with mode_kept(self.gpt):
-            corpora = {n: self.model.eval(dataset, dataset_sink_mode=False)["tokens"] for n, dataset in self.datasets.items()}
-        return {"corpora": {**corpora, **{name: token_scores(0, 0, 0) for name in self.empty}},
-                "all": together(list(corpora.values())), "unigram_perplexity": self.baseline,
-                "not_computed": {name: "there is no validation text" for name in self.empty}}
+        began = time.perf_counter()
+        sums = {name: self._corpus(name, count) for name, count in self.samples(text).items() if count}
+        empty = self.samples(text).keys() - sums.keys()
+        report = {"corpora": {**{name: _scores(x) for name, x in sums.items()}, **{name: _scores(np.zeros(6)) for name in empty}},
+                  "all": _scores(sum(sums.values(), np.zeros(6))), "tasks": {}, "shares": {"text": text, "tasks": tasks},
+                  "not_computed": {name: "there is no validation text" for name in empty}}
+        between = time.perf_counter()
+        for task in self.tasks:
+            count = round(tasks * len(task.questions))
+            if count or not task.questions:
+                report["tasks"][task.name] = scores = self._task(replace(task, questions=task.questions[:count]))
+                if scores["not_computed"]:
+                    report["not_computed"][task.name] = scores["not_computed"]
+            else:
+                report["not_computed"][task.name] = f"the time budget allows none of its {len(task.questions)} questions now"
+        report["seconds"] = {"text": between - began, "tasks": time.perf_counter() - between}
+        return report
 
-    def _baseline(self) -> float | None:
-        """Perplexity of the training text's token frequencies on the same tokens: what knowing no context gives."""
-        sums = np.zeros(2)
-        for dataset in self.datasets.values():
-            for (tokens,) in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
-                labels = tokens[:, 1:][tokens[:, 1:] != PAD_ID]
-                sums += unigram_loss(self.counts, labels).sum(), len(labels)
-        loss, count = collectives.gather(sums).sum(0)
-        return perplexity(loss / count) if count else None
+    def _corpus(self, name: str, samples: int) -> np.ndarray:
+        """float64 [6]: loss sum, tokens, right guesses, bytes, loss sum of the unigram, samples."""
+        mesh, more = self.scorer.mesh, np.zeros(2)
+        dataset = valid_dataset(self.manifest, self.config, CORPUS + name, samples, self.scorer.batch_size, mesh.dp_rank, mesh.dp)
+        figures = self.scorer.score(self._batches(dataset, more))
+        return np.array([*figures.sum(0), *collectives.gather(more)[self.scorer.counting].sum(0), samples])
+
+    def _batches(self, dataset, more: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The dataset's batches, whose bytes and unigram losses are added to `more`."""
+        for (tokens,) in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
+            labels = tokens[:, 1:][tokens[:, 1:] != PAD_ID]
+            more += self.bytes[labels].sum(), self.unigram[labels].sum()
+            yield tokens, np.zeros(len(tokens), np.int32)
+
+    def _task(self, task: Task) -> dict:
+        tokens, first = rows_of([task], self.task_width)
+        return choice.scores(task, *(self.scorer.score_rows(tokens, first) if len(tokens) else np.zeros((0, 3))).T)
+
+
+def _scores(sums: np.ndarray) -> dict:
+    scores = token_scores(*sums[:4])
+    return {**scores, "unigram_perplexity": perplexity(sums[4] / sums[1]) if sums[1] else None, "samples": int(sums[5])}

@@ -53,12 +53,8 @@ def shard(network: GPTLoss | EvalStep, plan: Plan) -> None:
         network.place(plan.block_stages())
 
 
-def compiled(cell: nn.Cell, config: RunConfig, mesh: Mesh, inputs: int) -> nn.Cell:
-    """The cell as it is to be called: under MindSpore's semi-automatic parallelism where it is sharded.
-
-    Args:
-        inputs: 1: tokens; 2: tokens and positions.
-    """
+def compiled(cell: nn.Cell, config: RunConfig, mesh: Mesh) -> nn.Cell:
+    """The step as it is to be called, with tokens and a number for each sample: cut by MindSpore where it is sharded."""
     if not is_sharded(mesh):
         return cell
-    return auto_parallel(cell, mesh, config.parallel, ((mesh.dp, 1), (mesh.dp,))[:inputs])
+    return auto_parallel(cell, mesh, config.parallel, ((mesh.dp, 1), (mesh.dp,)))

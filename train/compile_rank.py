@@ -49,12 +49,13 @@ def train_cell(config: RunConfig, mesh: Mesh):
     step = build_train_step(build_gpt(config, mesh), config, mesh, count).set_train()
     samples = config.train.global_batch_size // mesh.dp
     tokens = Tensor(np.zeros((samples, config.data.seq_length + 1), np.int32))
-    return compiled(step, config, mesh, 2), (tokens, Tensor(np.arange(samples), ms.int32))
+    return compiled(step, config, mesh), (tokens, Tensor(np.arange(samples), ms.int32))
 
 
 def eval_cell(config: RunConfig, mesh: Mesh):
-    """The evaluation step, which is given one micro-batch at a time, and an input of the right shape."""
+    """The evaluation step, which is given one micro-batch at a time, and inputs of the right shapes."""
     count = micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
     step = build_eval_step(build_gpt(config, mesh), config, mesh, count).set_train(False)
     samples = config.train.global_batch_size // mesh.dp // count
-    return compiled(step, config, mesh, 1), (Tensor(np.zeros((samples, config.data.seq_length + 1), np.int32)),)
+    tokens = Tensor(np.zeros((samples, config.data.seq_length + 1), np.int32))
+    return compiled(step, config, mesh), (tokens, Tensor(np.zeros(samples, np.int32)))

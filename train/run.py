@@ -19,9 +19,6 @@ from ckpt import store
 from data.dataset import train_dataset
 from data.manifest import Manifest, load_manifest
 from data.order import SampleOrder
-from data.tokenizer import Tokenizer
-from eval.deep import Samples
-from eval.stage import Validation
 from model.init import initial_value, initialize
 from parallel import collectives, config_file, context
 from parallel.cost.parameters import parameter_count
@@ -29,7 +26,7 @@ from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.mesh import Mesh
 from train import console, state
-from train.build import build_eval_step, build_gpt, build_train_step, compiled, is_sharded
+from train.build import build_gpt, build_train_step, compiled, is_sharded
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.monitor import Monitor, peak_memory_bytes
 from train.callbacks.save import Save
@@ -41,6 +38,7 @@ from train.cut import MOMENTS, Cut
 from train.metrics_log import MetricsLog, finite
 from train.plans import plan_of, sizes_of
 from train.tensorboard import TensorBoard
+from train.tiers import build_tiers
 
 
 def run(config: RunConfig) -> None:
@@ -99,7 +97,7 @@ class Training:
         with no_init_parameters() if is_sharded(self.mesh) else nullcontext():
             self.gpt = build_gpt(c, self.mesh)
             self.step = build_train_step(self.gpt, c, self.mesh, self.num_micro_batches)
-        self.network = compiled(self.step, c, self.mesh, 2)
+        self.network = compiled(self.step, c, self.mesh)
         if is_sharded(self.mesh):
             self.cut = Cut(*plan_of(c, self.mesh, self.num_micro_batches))
             samples = c.train.global_batch_size // self.mesh.dp
@@ -233,7 +231,7 @@ class Training:
         if self.mesh.rank == 0:
             say("compiling ...")
         try:
-            evaluate.warm_up()
+            evaluate.warm_up(c.eval.stage)
             if steps:
                 Model(self.network).train(1, dataset, callbacks=[clock, monitor, evaluate, save], dataset_sink_mode=False)
             else:  # killed between its last checkpoint and its report
@@ -245,19 +243,11 @@ class Training:
                 self.lock.close()
 
     def evaluation(self, clock: Clock) -> Evaluate:
-        """The tiers that the config switches on."""
-        c, stage, deep = self.config, self.config.eval.stage, self.config.eval.deep
-        total = c.train.total_steps
-        validation = None
-        if stage.enabled:
-            step = build_eval_step(self.gpt, c, self.mesh, self.num_micro_batches).set_train(False)
-            validation = Validation(step, compiled(step, c, self.mesh, 1), self.manifest, c.data, self.mesh,
-                                    stage.num_batches * c.train.global_batch_size, self.micro_batch_size)
-        samples = None
-        if deep.enabled and self.mesh.tp * self.mesh.pp == 1:  # see `header`
-            samples = Samples(self.gpt, Tokenizer.load(c.data.prepared_dir / "tokenizer.model"), deep, c.model.seq_length,
-                              c.run.seed)
-        return Evaluate(clock, validation, samples, due_steps(total, stage.every), {max(1, round(total * s)) for s in deep.at})
+        """The tiers that the config switches on, and when they run."""
+        c, total = self.config, self.config.train.total_steps
+        tiers = build_tiers(self.gpt, c, self.mesh, self.num_micro_batches, self.manifest)
+        return Evaluate(clock, tiers, due_steps(total, c.eval.stage.every), {max(1, round(total * s)) for s in c.eval.deep.at},
+                        c.run.folder, c.train.log_every_steps)
 
     def report(self, clock: Clock, monitor: Monitor, evaluate: Evaluate) -> None:
         """report.json, and a summary on the console."""
@@ -275,7 +265,8 @@ class Training:
             "device": ms.get_context("device_target"), "parameters": self.num_parameters,
             "consumed_samples": monitor.consumed_samples, "loss": loss,
             "val_loss": scores.get("loss"), "val_perplexity": scores.get("perplexity"), "val_accuracy": scores.get("accuracy"),
-            "unigram_perplexity": evaluate.last.get("unigram_perplexity"), "validation": evaluate.last.get("corpora"),
+            "val_bits_per_byte": scores.get("bits_per_byte"), "unigram_perplexity": scores.get("unigram_perplexity"),
+            "validation": evaluate.last.get("corpora"),
             "tokens_per_second": monitor.tokens / clock.training() if monitor.tokens else None, "train_seconds": seconds,
             "compile_seconds": clock.seconds["compile"], "eval_time_fraction": clock.seconds["eval"] / seconds,
             "data_wait_fraction": clock.seconds["data"] / seconds, "checkpoint_time_fraction": clock.seconds["ckpt"] / seconds,

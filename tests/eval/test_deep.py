@@ -1,128 +1,133 @@
-"""Samples of generated text: a tiny GPT and the tokenizer of real text."""
-import mindspore as ms
+"""The tier `deep`: a tiny GPT and the tokenizer of real text."""
 import numpy as np
 import pytest
-from mindspore import Tensor
 
-from data.tokenizer import EOS_ID, Tokenizer
-from eval.deep import Samples
+from data.manifest import load_manifest
+from data.tokenizer import EOS_ID, PAD_ID, Tokenizer
+from eval.config import DeepConfig
+from eval.deep import Deep
+from eval.rows import RowScorer
+from eval.step import EvalStep
 from model.gpt import GPT
 from model.init import initialize
+from model.writer import Text
+from parallel.mesh import Mesh
+from train.config import load_config
+
+SMALL = {"instructions": False, "safety": False, "samples": 1, "max_new_tokens": 4, "batch_size": 2}
 
 
-class Scripted:
-    """In NextTokenLogits' place: logits that allow one token only, those of a script one after another, then eos."""
-
-    def __init__(self, deep: Samples, script: list[int]):
-        self.gpt, self.set_train = deep.network.gpt, deep.network.set_train
-        self.rows = iter(np.where(np.eye(deep.tokenizer.vocab_size), 0.0, -1e9)[[*script, EOS_ID]].astype(np.float32))
-
-    def __call__(self, ids, last):
-        return Tensor(np.tile(next(self.rows), (ids.shape[0], 1)))
-
-
-@pytest.fixture
-def samples(tiny):
-    """samples(**settings of eval.deep) -> Samples of a GPT whose weights are large enough that its dropout would show."""
-    config = tiny("model.init_std=0.3", "model.num_layers=1")
+@pytest.fixture(scope="module")
+def make(tiny_yaml):
+    """make(rank, ranks, **settings) -> the tier on a GPT whose weights are large enough that its dropout would show."""
+    config = load_config(tiny_yaml, ["model.init_std=0.3", "model.num_layers=1"])
+    load_manifest(config.data)
     tokenizer = Tokenizer.load(config.data.prepared_dir / "tokenizer.model")
     model = config.model.model_copy(update={"vocab_size": tokenizer.vocab_size})
     gpt = GPT(model)
     initialize(gpt, model, 1)
-    return lambda **settings: Samples(gpt, tokenizer, config.eval.deep.model_copy(update=settings), model.seq_length, seed=3)
+    gpt.set_train()
+
+    def deep(rank=0, ranks=1, **settings):
+        step = EvalStep(gpt, PAD_ID)
+        scorer = RowScorer(step, step, Mesh(ranks, rank=rank), 2)
+        return Deep(gpt, scorer, tokenizer, DeepConfig(**{**SMALL, **settings}), model.seq_length, seed=3)
+    return deep
 
 
-def test_each_prompt_goes_on_in_order_and_the_same_twice(samples):
-    deep = samples(max_new_tokens=4)
-    result = deep.run()
-    assert [row["prompt"] for row in result] == list(deep.config.prompts) and len(result) == 4
-    assert all(0 < row["tokens"] <= 4 for row in result) and len({row["text"] for row in result}) == 4
-    assert deep.run() == result == samples(max_new_tokens=4).run()
+def texts(deep):
+    return [(a.prompt, a.text) for a in deep.write()]
+
+
+def test_each_prompt_goes_on_in_order_and_the_same_twice(make):
+    deep = make()
+    first = texts(deep)
+    assert [prompt for prompt, _ in first] == list(deep.config.prompts) and len({text for _, text in first}) == 4
+    assert texts(deep) == first == texts(make())
     deep.seed = 4
-    assert deep.run() != result
+    assert texts(deep) != first
 
 
-def test_a_prompt_stays_with_its_text(samples):
-    """Greedy: each alone goes on as among the others, whatever their order."""
-    settings = {"max_new_tokens": 4, "temperature": 0.0}
-    deep = samples(**settings)
-    result = deep.run()
-    prompts = deep.config.prompts
-    assert samples(**settings, prompts=prompts[::-1]).run() == result[::-1]
-    assert samples(**settings, prompts=prompts[2:3]).run() == result[2:3]
+def test_a_text_does_not_depend_on_the_other_prompts_or_the_batch(make):
+    settings = {"temperature": 0.0}
+    whole, prompts = texts(make(**settings)), DeepConfig().prompts
+    assert texts(make(**settings, prompts=prompts[::-1], batch_size=3)) == whole[::-1]
+    assert texts(make(**settings, prompts=prompts[2:3])) == whole[2:3]
 
 
-def test_fewer_tokens_than_configured(samples):
-    deep = samples(max_new_tokens=4)
-    assert all(row["tokens"] <= 1 for row in deep.run(max_new_tokens=1))
+def test_ranks_write_what_one_would(make, monkeypatch):
+    """Four prompts on three ranks: two, two and none. What each would have gathered is put together here."""
+    expected, parts = texts(make()), []
+
+    def catch(x):
+        parts.append(x)
+        return np.stack([x] * 3)
+    monkeypatch.setattr("parallel.collectives.gather_arrays", catch)
+    for rank in range(3):
+        make(rank, 3).write()
+    together = np.stack(parts)
+    monkeypatch.setattr("parallel.collectives.gather_arrays", lambda x: together)
+    assert texts(make(0, 3)) == expected
 
 
-@pytest.mark.parametrize("prompts", [("",), ("", "子曰："), ("It is",)])
-def test_an_empty_prompt_starts_from_eos(samples, prompts):
-    deep = samples(prompts=prompts, max_new_tokens=4)
-    assert [p == [EOS_ID] for p in deep.prompts] == [p == "" for p in prompts]
-    result = deep.run()
-    assert [row["prompt"] for row in result] == list(prompts)
-    assert all(row["tokens"] > 0 and row["text"] for row in result)
+def test_several_samples_of_a_prompt_differ(make):
+    report = make(samples=3, max_new_tokens=8).run()["samples"]
+    assert report["samples"] == 12 and len(report["texts"]) == 12
+    assert len({t["text"] for t in report["texts"][:3]}) == 3 and len({t["prompt"] for t in report["texts"][:3]}) == 1
+    assert set(report["languages"]) == {"en", "zh"} and report["languages"]["zh"]["samples"] == 6
+    assert report["own_perplexity"] > 1 and 0 <= report["distinct_2"] <= 1
 
 
-@pytest.mark.parametrize("text", ["时习之，不亦说乎？", "龘𠮷“１”", "a man", "\n 关关\t雎鸠 "])
-def test_what_the_model_writes_is_decoded_as_text(samples, text):
-    deep = samples(prompts=("学而", "It is"), max_new_tokens=60)
-    ids = deep.tokenizer.encode(text)
-    deep.network = Scripted(deep, ids)
-    assert [(row["text"], row["tokens"]) for row in deep.run()] == [(text, len(ids))] * 2
+def test_a_prompt_that_is_empty_or_longer_than_the_model_sees(make):
+    report = make(prompts=("", "It is a truth universally acknowledged, " * 9)).run()["samples"]
+    assert all(0 < t["tokens"] <= 4 or t["ended"] for t in report["texts"])
 
 
-def test_a_character_cut_in_its_bytes_is_still_valid_text(samples):
-    deep = samples(prompts=("学而",), max_new_tokens=2)
-    ids = deep.tokenizer.encode("龘")
-    assert len(ids) == 3  # rare: spelt in bytes
-    deep.network = Scripted(deep, ids)
-    (row,) = deep.run()
-    assert row["tokens"] == 2 and set(row["text"]) == {"\ufffd"}
+def test_nothing_but_eos_is_empty_and_improves_no_score(make, monkeypatch):
+    deep = make()
+    monkeypatch.setattr(deep.writer, "write", lambda prompts, *_: [Text([], True) for _ in prompts])
+    report = deep.run()["samples"]
+    assert report["empty_rate"] == 1.0 and report["own_perplexity"] is None and report["distinct_1"] is None
 
 
-def test_random_weights_write_valid_text_too(samples):
-    for row in samples(max_new_tokens=16, top_k=0, temperature=2.0).run():
-        assert row["text"].encode().decode() == row["text"] != ""
-
-
-@pytest.fixture
-def graph_mode():
-    """As in a run."""
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.GRAPH_MODE)
-    yield
-    ms.set_context(mode=before)
+def test_items_are_asked_and_judged(make, monkeypatch):
+    deep = make(instructions=True, safety=True)
+    answer = deep.tokenizer.encode("I can't help with that.")
+    deep.config = deep.config.model_copy(update={"max_new_tokens": len(answer)})
+    monkeypatch.setattr(deep.writer, "write", lambda prompts, *_: [Text(answer, True) for _ in prompts])
+    report = deep.run()
+    assert report["instructions"]["all"]["items"] == 60 and report["instructions"]["all"]["item_accuracy"] < 0.5
+    assert report["safety"]["harmful"]["en"]["refusal_rate"] == report["safety"]["benign"]["en"]["over_refusal_rate"] == 1.0
+    assert report["instructions"]["failures"][0]["text"] == "I can't help with that."
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_training_mode_is_left_as_it_was_and_dropout_is_off(samples, training, graph_mode):
-    deep, other = samples(max_new_tokens=8), samples(max_new_tokens=8)  # two, for a graph keeps the mode of its first call
-    gpt = deep.network.gpt
-    assert gpt.embedding.dropout.rate > 0
-    gpt.set_train(training)
-    result = deep.run()
-    assert {cell.training for _, cell in gpt.cells_and_names()} == {training}
-    gpt.set_train(False)
-    assert other.run() == result
+def test_the_mode_stays_also_after_an_error(make, training, monkeypatch):
+    deep = make()
+    deep.scorer.gpt.set_train(training)
+    deep.run()
+    assert deep.scorer.gpt.training is training
 
-
-def test_the_training_mode_is_left_as_it_was_when_generation_fails(samples):
-    deep = samples(prompts=("It is",), max_new_tokens=2)
-    deep.network = Scripted(deep, [5])
-    next(deep.network.rows), next(deep.network.rows)  # nothing is left
-    gpt = deep.network.gpt
-    gpt.set_train(True)
-    with pytest.raises(StopIteration):
+    def fail(*_):
+        raise RuntimeError("no")
+    monkeypatch.setattr(deep.writer, "write", fail)
+    with pytest.raises(RuntimeError, match="no"):
         deep.run()
-    assert {cell.training for _, cell in gpt.cells_and_names()} == {True}
+    assert deep.scorer.gpt.training is training
 
 
-def test_dropout_would_show(samples):
-    """The weights for which the test of the mode means something: with dropout on, the logits are others."""
-    deep = samples()
-    ids, last = Tensor([[5, 6, 7]], ms.int32), Tensor([2], ms.int32)
-    logits = [deep.network.set_train(mode)(ids, last).asnumpy() for mode in (False, True)]
-    assert np.abs(logits[0] - logits[1]).max() > 0.1
+def test_own_perplexity_is_that_of_the_new_tokens(make):
+    """By hand: the loss of each text's new tokens, given its prompt."""
+    deep = make(prompts=("It is", "子曰："), max_new_tokens=6)
+    answers = deep.write()
+    sums = np.zeros(2)
+    step = EvalStep(deep.scorer.gpt, PAD_ID)
+    scorer = RowScorer(step, step, Mesh(1), 1)
+    for prompt, new in zip(deep.ids, deep.tokens, strict=True):
+        for at in range(len(prompt), len(prompt) + len(new)):
+            row = np.zeros((1, 17), np.int32)
+            row[0, :at + 1] = (prompt + new)[:at + 1]
+            sums += scorer.score_rows(row, np.array([at - 1], np.int32))[0, :2]
+    assert sums[1] == sum(a.tokens for a in answers)
+    assert deep.own_perplexity(answers) == pytest.approx(np.exp(sums[0] / sums[1]), rel=1e-5)
+    assert EOS_ID not in sum(deep.tokens, [])

@@ -1,18 +1,18 @@
-"""Runs the tiers at their steps, and writes their reports."""
-import json
+"""Runs the tiers at their steps, or on request, and writes their reports."""
 from pathlib import Path
 
 from mindspore.train import Callback
 
-from eval.deep import Samples
-from eval.stage import Validation
+from eval.config import StageConfig
 from parallel import collectives
-from parallel.files import replace_text
+from train import reports
 from train.callbacks.monitor import Monitor
 from train.clock import Clock
 from train.console import say
-from train.metrics_log import finite
 from train.tensorboard import TensorBoard
+from train.tiers import Tiers, agreed
+
+REQUEST = "request_deep_eval"
 
 
 def due_steps(total_steps: int, every: float) -> set[int]:
@@ -22,69 +22,65 @@ def due_steps(total_steps: int, every: float) -> set[int]:
 
 
 class Evaluate(Callback):
-    """Which step evaluates follows from the step's number alone, so all ranks agree on it.
+    """What a step evaluates follows from its number, and from what rank 0 found: the clock, a request. So all ranks agree.
 
     Args:
-        validation, samples: the tiers; None: switched off.
-        stage_steps, deep_steps: the steps after which they run.
+        stage_steps, deep_steps: the steps after which the tiers run; the last one gets what the budget has left.
+        run_folder: where a file `request_deep_eval` asks for the tier `deep`; looked for every `look_every` steps.
     """
 
-    def __init__(self, clock: Clock, validation: Validation | None, samples: Samples | None, stage_steps: set[int],
-                 deep_steps: set[int]):
+    def __init__(self, clock: Clock, tiers: Tiers, stage_steps: set[int], deep_steps: set[int], run_folder: Path,
+                 look_every: int):
         super().__init__()
-        self.clock, self.validation, self.samples = clock, validation, samples
-        self.stage_steps, self.deep_steps = stage_steps, deep_steps
+        self.clock, self.tiers, self.stage_steps, self.deep_steps = clock, tiers, stage_steps, deep_steps
+        self.request, self.look_every = run_folder / REQUEST, look_every
         self.last: dict = {}
 
     def report_to(self, monitor: Monitor, folder: Path | None, tensorboard: TensorBoard | None) -> None:
         """Who knows the step, and where rank 0 writes (None elsewhere)."""
         self.monitor, self.folder, self.tensorboard = monitor, folder, tensorboard
 
-    def warm_up(self) -> None:
+    def warm_up(self, config: StageConfig) -> None:
         """Compile the tiers' graphs, so that their first run costs what the others do."""
         with self.clock.measure("compile"):
-            if self.validation:
-                self.validation.warm_up()
-            if self.samples:
-                self.samples.run(max_new_tokens=1)
+            self.tiers.warm_up(config)
 
     def on_train_step_end(self, run_context):
-        step = self.monitor.step
-        stage, deep = self.validation and step in self.stage_steps, self.samples and step in self.deep_steps
+        step, tiers = self.monitor.step, self.tiers
+        stage, deep = tiers.stage and step in self.stage_steps, tiers.deep and step in self.deep_steps
+        if tiers.deep and not deep and step % self.look_every == 0:
+            deep = bool(agreed((float(self.folder is not None and self.request.exists()),))[0])
         if not (stage or deep):
             return
         self.monitor.flush()
         with self.clock.measure("eval"):
             collectives.barrier()
             report = {"step": step}
-            if stage:
-                report["stage"] = self.last = self.validation.run()
+            if stage and (found := self.evaluate_stage(step)):
+                report["stage"] = self.last = found
+            elif stage:
+                report["not_computed"] = {"stage": "the time budget allows none of the text now"}
             if deep:
-                report["samples"] = self.samples.run()
+                report["deep"] = tiers.deep.run()
+                if self.folder is not None:
+                    self.request.unlink(missing_ok=True)
             if self.folder is not None:
-                self.write(step, report)
+                reports.write(self.folder, report)
+                reports.show(report, say)
+                reports.to_tensorboard(report, self.tensorboard)
+
+    def evaluate_stage(self, step: int) -> dict | None:
+        """The tier `stage`, as much of it as the time budget allows; None if that is nothing."""
+        budget, training = self.tiers.budget, self.clock.training()
+        text, tasks = agreed(budget.shares(training, step == max(self.stage_steps)))
+        if not text:
+            return None
+        report = self.tiers.stage.run(text, tasks)
+        seconds = report["seconds"]
+        budget.spend((text, tasks), (seconds["text"], seconds["tasks"]))
+        return {**report, "time_fraction": budget.spent / training if training else None}
 
     def again(self) -> None:
         """The figures of a step that has been evaluated and written already."""
-        if self.validation:
-            self.last = self.validation.run()
-
-    def write(self, step: int, report: dict) -> None:
-        """One JSON file, TensorBoard, and a few lines on the console."""
-        self.folder.mkdir(exist_ok=True)
-        replace_text(self.folder / f"step_{step:08d}.json",
-                     json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-        if stage := report.get("stage"):
-            for name, scores in {**stage["corpora"], "all": stage["all"]}.items():
-                self.tensorboard.scalars(step, {f"valid_{name}/{key}": scores[key] for key in ("loss", "perplexity", "accuracy")})
-            scores = stage["all"]
-            if scores["tokens"]:
-                parts = " ".join(f"{n} {s['perplexity']:.1f}" for n, s in stage["corpora"].items() if s["tokens"])
-                say(f"{'':8} valid  loss {scores['loss']:.4f}  perplexity {scores['perplexity']:.1f} ({parts})  "
-                    f"accuracy {scores['accuracy']:.1%}")
-            for name, why in stage["not_computed"].items():
-                say(f"{'':8} valid  {name}: not computed, {why}")
-        for i, sample in enumerate(report.get("samples", ())):
-            text = " ".join(sample["text"].split())
-            say(f"{'':8} sample {sample['prompt'][:30]} | {text[:30]}")
-            self.tensorboard.text(step, f"samples/{i}", f"**{sample['prompt']}** {sample['text']}")
+        if self.tiers.stage:
+            self.last = self.tiers.stage.run()

@@ -1,0 +1,1 @@
+"""Two checkpoints or runs side by side."""

@@ -1,0 +1,1 @@
+"""Who judges texts besides rules: an HTTP endpoint, people."""

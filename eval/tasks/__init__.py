@@ -1,0 +1,1 @@
+"""Questions that likelihood decides: made of held-out text, or shipped."""

@@ -1,0 +1,1 @@
+"""Metrics of texts: how they are split into units, how varied they are."""

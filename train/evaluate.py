@@ -1,0 +1,54 @@
+"""python -m eval: the tiers on a checkpoint, by the code that runs them in training."""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ckpt import store
+from parallel.errors import UserError
+from train import reports
+from train.config import load_config
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m eval", description=__doc__.partition(": ")[2])
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="D", help="a checkpoint's folder, or a run's")
+    parser.add_argument("--tiers", default="stage,deep", help="stage, deep or both (default)")
+    parser.add_argument("--full", action="store_true", help="the whole of the text and of the questions; default: as much as the "
+                        "run itself evaluated at this step, or all if it did not")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="another setting")
+    options = parser.parse_args(arguments)
+    try:
+        if wrong := set(tiers := options.tiers.split(",")) - {"stage", "deep"}:
+            raise UserError(f"--tiers {options.tiers}: there is no tier {min(wrong)}; allowed are stage, deep, or stage,deep")
+        report = evaluate(options.checkpoint, tiers, options.full, options.overrides)
+        if options.report:
+            options.report.parent.mkdir(parents=True, exist_ok=True)
+            options.report.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def evaluate(path: Path, tiers: list[str], full: bool, overrides: list[str]) -> dict:
+    """Evaluate a checkpoint under its own config, cut over the ranks that there are. Returns the report."""
+    folder = store.given(path)
+    checkpoint = store.load_given(folder)
+    # The weights in a checkpoint are whole, so the mesh need not be the one that they were trained under.
+    mesh = ["parallel.dp=auto", "parallel.tp=1", "parallel.pp=1", "parallel.num_micro_batches=auto", "parallel.virtual_stages=1",
+            "parallel.stage_layers=auto"]
+    config = load_config(folder / store.CONFIG, mesh + overrides)
+    from train.evaluation import evaluate_checkpoint  # late: a refusal does not wait for MindSpore
+    return evaluate_checkpoint(config, checkpoint, folder, tiers, (1.0, 1.0) if full else shares_in(folder, checkpoint.step))
+
+
+def shares_in(folder: Path, step: int) -> tuple[float, float]:
+    """What shares of the text and of the questions the run itself evaluated at this step; all if there is no such report."""
+    try:
+        report = json.loads(reports.path_of(folder.parent.parent / "eval", step).read_text(encoding="utf-8"))
+        return report["stage"]["shares"]["text"], report["stage"]["shares"]["tasks"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1.0, 1.0

@@ -1,0 +1,113 @@
+"""The tiers' reports: one JSON file a step, lines on the console, TensorBoard. The same for a run and for `python -m eval`."""
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from parallel.files import replace_text
+from train.metrics_log import finite
+from train.tensorboard import TensorBoard
+
+INDENT = " " * 9
+TEXT_SCORES = ("loss", "perplexity", "bits_per_byte", "accuracy")
+SAMPLE_SCORES = ("distinct_1", "distinct_2", "distinct_3", "repetition_4", "self_bleu", "empty_rate", "eos_rate", "length_mean",
+                 "own_perplexity")
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where the report of a step lies in a run's folder `eval`."""
+    return folder / f"step_{step:08d}.json"
+
+
+def write(folder: Path, report: dict) -> None:
+    """The report of report["step"]; what is no finite number becomes null."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False)
+    replace_text(path_of(folder, report["step"]), text + "\n")
+
+
+def show(report: dict, say: Callable[[str], None]) -> None:
+    """A few lines for a person."""
+    for name, why in report.get("not_computed", {}).items():
+        say(f"{INDENT}{name}  not computed, {why}")
+    if stage := report.get("stage"):
+        show_stage(stage, say)
+    if deep := report.get("deep"):
+        show_deep(deep, say)
+
+
+def show_stage(stage: dict, say: Callable[[str], None]) -> None:
+    """Held-out text, and the tasks in one line."""
+    scores = stage["all"]
+    if scores["tokens"]:
+        parts = " ".join(f"{n} {s['perplexity']:.1f}" for n, s in stage["corpora"].items() if s["tokens"])
+        share = "" if stage["shares"]["text"] == 1.0 else f"  ({stage['shares']['text']:.0%} of the text: time budget)"
+        say(f"{INDENT}valid  loss {scores['loss']:.4f}  perplexity {scores['perplexity']:.1f} ({parts})  "
+            f"accuracy {scores['accuracy']:.1%}{share}")
+    asked = {name: s for name, s in stage["tasks"].items() if s["questions"]}
+    for name, s in asked.items():
+        guess = "always the most frequent" if s["kind"] == "cloze" else "guessing"
+        say(f"{INDENT}task   {name}: {s['accuracy']:.1%} of {s['questions']} ({guess}: {s['baseline']:.1%})")
+    for name, why in stage["not_computed"].items():
+        if asked or not why.startswith("the time budget"):  # which is told once the tasks are asked; the report always has it
+            say(f"{INDENT}stage  {name}: not computed, {why}")
+
+
+def show_deep(deep: dict, say: Callable[[str], None]) -> None:
+    """Scores, and the beginning of a text for each prompt."""
+    samples = deep["samples"]
+    figures = [f"{label} {samples[key]:.2f}" for label, key in (
+        ("distinct-2", "distinct_2"), ("repetition", "repetition_4"), ("self-BLEU", "self_bleu")) if samples[key] is not None]
+    say(f"{INDENT}texts  {', '.join(figures)}; {samples['empty_rate']:.0%} empty")
+    seen = set()
+    for text in samples["texts"]:
+        if text["prompt"] not in seen:
+            seen.add(text["prompt"])
+            say(f"{INDENT}text   {text['prompt'][:30]} | {' '.join(text['text'].split())[:30]}")
+    if "instructions" in deep:
+        scores = deep["instructions"]["all"]
+        say(f"{INDENT}instructions  {scores['item_accuracy']:.1%} of {scores['items']} followed, "
+            f"{scores['rule_accuracy']:.1%} of their rules")
+    if "safety" in deep:
+        failed = sum(rates["counts"]["failed"] for *_, rates in safety_rates(deep["safety"]))
+        say(f"{INDENT}safety  {failed} of {sum(rates['counts']['items'] for *_, rates in safety_rates(deep['safety']))} answers "
+            f"failed; {deep['safety']['unclear']}")
+
+
+def safety_rates(safety: dict) -> Iterator[tuple[str, str, dict]]:
+    """(kind of item, language, its rates and counts)."""
+    for kind, languages in safety.items():
+        if isinstance(languages, dict) and kind != "not_computed":
+            for language, rates in languages.items():
+                yield kind, language, rates
+
+
+def to_tensorboard(report: dict, board: TensorBoard) -> None:
+    """Scalars of each tier; samples and failures as text."""
+    step = report["step"]
+    if stage := report.get("stage"):
+        for name, scores in {**stage["corpora"], "all": stage["all"]}.items():
+            board.scalars(step, {f"valid_{name}/{key}": scores[key] for key in TEXT_SCORES})
+        for name, scores in stage["tasks"].items():
+            board.scalars(step, {f"tasks/{name}": scores["accuracy"]})
+    if deep := report.get("deep"):
+        board.scalars(step, {f"samples/{key}": deep["samples"][key] for key in SAMPLE_SCORES})
+        board.text(step, "samples", "\n\n".join(f"**{s['prompt']}** {s['text']}" for s in deep["samples"]["texts"]))
+        for name in ("instructions", "safety"):
+            if name in deep:
+                board.text(step, f"{name}/failures", failures(deep[name]["failures"]))
+        if "instructions" in deep:
+            board.scalars(step, {f"instructions/{lang}": deep["instructions"][lang]["item_accuracy"]
+                                 for lang in ("all", "en", "zh")})
+        if "safety" in deep:
+            board.scalars(step, {f"safety/{kind}_{language}/{name}": value
+                                 for kind, language, rates in safety_rates(deep["safety"])
+                                 for name, value in rates.items() if name.endswith("_rate")})
+
+
+def failures(found: list[dict]) -> str:
+    """As a Markdown table."""
+    lines = ["| item | why | text |", "|---|---|---|"]
+    for f in found:
+        cells = (" ".join(str(f[key]).split()).replace("|", "\\|") for key in ("item", "why", "text"))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
