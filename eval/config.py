@@ -3,6 +3,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from eval.judges.http import HttpJudgeConfig
 from parallel.config import Section
 
 DEFAULT_PROMPTS = (
@@ -42,6 +43,7 @@ class DeepConfig(Section):
     repetition_penalty: float = Field(1.0, ge=1.0, description="makes tokens that stand in the text already less likely; 1: not")
     instructions: bool = Field(True, description="ask the instruction-following items")
     safety: bool = Field(True, description="ask the safety items")
+    judge: HttpJudgeConfig | None = Field(None, description="a model that judges the samples over HTTP; null: none")
 
 
 class EvalConfig(Section):

@@ -8,6 +8,7 @@ from data.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from eval.answers import Answer
 from eval.checks import instructions, safety
 from eval.config import DeepConfig
+from eval.judges.http import judge
 from eval.metrics import perplexity
 from eval.rows import RowScorer
 from eval.step import mode_kept
@@ -45,7 +46,7 @@ class Deep:
             self.writer.write(self.ids[:1], 2, self.sampling, self.seed)
 
     def run(self) -> dict:
-        """{"samples": scores and texts, "instructions": scores, "safety": scores, "seconds"}; see the modules of each."""
+        """{"samples": scores and texts, "instructions", "safety" and "judge": scores, "seconds"}; see the modules of each."""
         began = time.perf_counter()
         answers = self.write()
         of = {name: [a for (kind, *_), a in zip(self.prompts, answers, strict=True) if kind == name]
@@ -60,6 +61,8 @@ class Deep:
         if self.items[SAFETY]:
             report[SAFETY] = safety.scores([safety.check(item, a.text)
                                             for item, a in zip(self.items[SAFETY], of[SAFETY], strict=True)])
+        if self.config.judge and self.scorer.mesh.rank == 0:  # the others' reports are not written
+            report["judge"] = judge(of[SAMPLES], self.config.judge)
         return {**report, "seconds": time.perf_counter() - began}
 
     def write(self) -> list[Answer]:

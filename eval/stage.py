@@ -68,11 +68,10 @@ class Stage:
             text, tasks: the shares of `num_samples` and of each task's questions.
         """
         began = time.perf_counter()
-        sums = {name: self._corpus(name, count) for name, count in self.samples(text).items() if count}
-        empty = self.samples(text).keys() - sums.keys()
-        report = {"corpora": {**{name: _scores(x) for name, x in sums.items()}, **{name: _scores(np.zeros(6)) for name in empty}},
-                  "all": _scores(sum(sums.values(), np.zeros(6))), "tasks": {}, "shares": {"text": text, "tasks": tasks},
-                  "not_computed": {name: "there is no validation text" for name in empty}}
+        rows = {name: self._corpus(name, count) for name, count in self.samples(text).items()}
+        report = {"corpora": {name: {**_scores(found), "items": _items(found)} for name, found in rows.items()},
+                  "all": _scores(np.concatenate(list(rows.values()))), "tasks": {}, "shares": {"text": text, "tasks": tasks},
+                  "not_computed": {name: "there is no validation text" for name, found in rows.items() if not len(found)}}
         between = time.perf_counter()
         for task in self.tasks:
             count = round(tasks * len(task.questions))
@@ -86,17 +85,21 @@ class Stage:
         return report
 
     def _corpus(self, name: str, samples: int) -> np.ndarray:
-        """float64 [6]: loss sum, tokens, right guesses, bytes, loss sum of the unigram, samples."""
-        mesh, more = self.scorer.mesh, np.zeros(2)
+        """float64 [samples, 5], in the order of the samples: loss sum, tokens, right guesses, bytes, loss sum of the unigram."""
+        mesh, more = self.scorer.mesh, []
+        if not samples:
+            return np.zeros((0, 5))
         dataset = valid_dataset(self.manifest, self.config, CORPUS + name, samples, self.scorer.batch_size, mesh.dp_rank, mesh.dp)
         figures = self.scorer.score(self._batches(dataset, more))
-        return np.array([*figures.sum(0), *collectives.gather(more)[self.scorer.counting].sum(0), samples])
+        more = np.concatenate(collectives.gather_arrays(np.concatenate(more))[self.scorer.counting])
+        return np.concatenate((figures, more), 1)[:samples]  # the rest only fills up the last batches
 
-    def _batches(self, dataset, more: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The dataset's batches, whose bytes and unigram losses are added to `more`."""
+    def _batches(self, dataset, more: list[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The dataset's batches; bytes and unigram losses of each row, float32 [batch_size, 2], go to `more`."""
         for (tokens,) in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
-            labels = tokens[:, 1:][tokens[:, 1:] != PAD_ID]
-            more += self.bytes[labels].sum(), self.unigram[labels].sum()
+            labels, counted = tokens[:, 1:], tokens[:, 1:] != PAD_ID
+            sums = [(table[labels] * counted).sum(1) for table in (self.bytes, self.unigram)]
+            more.append(np.stack(sums, 1).astype(np.float32))
             yield tokens, np.zeros(len(tokens), np.int32)
 
     def _task(self, task: Task) -> dict:
@@ -104,6 +107,12 @@ class Stage:
         return choice.scores(task, *(self.scorer.score_rows(tokens, first) if len(tokens) else np.zeros((0, 3))).T)
 
 
-def _scores(sums: np.ndarray) -> dict:
-    scores = token_scores(*sums[:4])
-    return {**scores, "unigram_perplexity": perplexity(sums[4] / sums[1]) if sums[1] else None, "samples": int(sums[5])}
+def _scores(rows: np.ndarray) -> dict:
+    *sums, unigram = rows.sum(0)
+    return {**token_scores(*sums), "unigram_perplexity": perplexity(unigram / sums[1]) if sums[1] else None, "samples": len(rows)}
+
+
+def _items(rows: np.ndarray) -> list[dict]:
+    """What each sample counts, for intervals (see eval.comparison.bootstrap)."""
+    return [{"id": str(i), "loss_sum": row[0], "tokens": int(row[1]), "hits": int(row[2]), "bytes": int(row[3])}
+            for i, row in enumerate(rows.tolist())]

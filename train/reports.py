@@ -63,6 +63,11 @@ def show_deep(deep: dict, say: Callable[[str], None]) -> None:
         if text["prompt"] not in seen:
             seen.add(text["prompt"])
             say(f"{INDENT}text   {text['prompt'][:30]} | {' '.join(text['text'].split())[:30]}")
+    if "judge" in deep:
+        scores = {name: value for name, value in deep["judge"]["scores"].items() if name != "items" and value is not None}
+        say(f"{INDENT}judge  {', '.join(f'{name} {value:.1f}' for name, value in scores.items()) or 'not computed'}")
+        for name, why in deep["judge"]["not_computed"].items():
+            say(f"{INDENT}judge  {name}: not computed, {why}")
     if "instructions" in deep:
         scores = deep["instructions"]["all"]
         say(f"{INDENT}instructions  {scores['item_accuracy']:.1%} of {scores['items']} followed, "
