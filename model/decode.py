@@ -1,7 +1,7 @@
 """Incremental decoding: keys and values of the tokens so far are kept, so that a new token costs one position and not all.
 
-The cache has `batch` rows, each for one text, and `window` slots in a row, one for each token of the text's context. The cells use
-the GPT's own Parameters and nothing that depends on its training mode: there is no dropout here.
+The cache has `batch` rows, each for one text, and `window` slots in a row, one for each token of the text's context. The cells
+compute with the GPT's own Parameters, and nothing in them depends on its training mode: there is no dropout.
 """
 import math
 
@@ -10,50 +10,54 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Zero, initializer
 
-from model.attention import CausalSelfAttention, causal_mask
-from model.gpt import GPT, Head
+from model.attention import causal_mask
+from model.gpt import GPT, Block, Head
 
 # Tokens of a prompt that go through the model at once. Shapes are fixed, so a shorter prompt costs as much.
 PIECE = 64
 
 
-class CachedAttention(nn.Cell):
-    """Attention of t new tokens in each of n rows to the tokens of their row: [n * t, hidden] -> the same.
+class CachedBlock(nn.Cell):
+    """A block of the GPT for t new tokens in each of n rows, which see the tokens of their row: [n * t, hidden] -> the same.
 
-    The cache is a pair of Parameters that are written in place: passed through the graph as tensors it was slower on CPU by a
-    quarter, as each step then allocates and copies it.
+    The cache is two Parameters, float32 [batch, heads, window, head size], written in place. As tensors that go in and come out
+    they took a quarter longer on CPU.
 
     Args:
-        attention: the GPT's.
-        index: number of its block, which names the cache.
+        index: the block's, which names its cache.
     """
 
-    def __init__(self, attention: CausalSelfAttention, batch: int, window: int, index: int):
-        super().__init__(auto_prefix=False)
-        self.attention, self.scale = attention, 1.0 / math.sqrt(attention.head_size)
-        shape = (batch, attention.num_heads, window, attention.head_size)
+    def __init__(self, block: Block, batch: int, window: int, index: int):
+        super().__init__(auto_prefix=False)  # parameters keep the names that they have in the GPT
+        self.block, self.scale = block, 1.0 / math.sqrt(block.attention.head_size)
+        shape = (batch, block.attention.num_heads, window, block.attention.head_size)
         self.keys, self.values = (Parameter(initializer(Zero(), shape, ms.float32), f"cache.{index}.{kind}", requires_grad=False)
                                   for kind in ("keys", "values"))
-        self.write, self.gather, self.reshape, self.transpose = ops.ScatterNdUpdate(), ops.Gather(), ops.Reshape(), ops.Transpose()
+        self.write, self.gather = ops.ScatterNdUpdate(), ops.Gather()
         self.scores, self.weigh, self.softmax = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(), ops.Softmax(-1)
+        self.reshape, self.transpose = ops.Reshape(), ops.Transpose()
 
     def construct(self, x, slots, mask, rows):
         """slots int32 [n, t, heads, 3] (row, head, slot), mask float32 [n, heads, t, window], rows int32 [n] or None: all."""
-        n, heads, t, _ = mask.shape
-        split = (n, t, heads, -1)
-        k = self.write(self.keys, slots, self.reshape(self.attention.key(x), split))
-        v = self.write(self.values, slots, self.reshape(self.attention.value(x), split))
+        x = x + self.attend(self.block.norm1(x), slots, mask, rows)
+        return x + self.block.mlp(self.block.norm2(x))
+
+    def attend(self, x, slots, mask, rows):
+        """Attention to the row's slots, once the new tokens have theirs."""
+        attention, (n, heads, t, _) = self.block.attention, mask.shape
+        split = (n, t, heads, attention.head_size)
+        k = self.write(self.keys, slots, self.reshape(attention.key(x), split))
+        v = self.write(self.values, slots, self.reshape(attention.value(x), split))
         if rows is not None:
             k, v = self.gather(k, rows, 0), self.gather(v, rows, 0)
-        q = self.swap(self.attention.query(x) * self.scale, split)
+        q = self.swap(self.reshape(attention.query(x) * self.scale, split))
         y = self.weigh(self.softmax(self.scores(q, k) + mask), v)
-        return self.attention.output(self.reshape(self.swap(y, (n, heads, t, -1)), x.shape))
+        return attention.output(self.reshape(self.swap(y), x.shape))
 
-    def swap(self, x, shape):
-        """x as `shape`, its two middle axes exchanged."""
-        if shape[1] == 1 or shape[2] == 1:
-            return self.reshape(x, (shape[0], shape[2], shape[1], -1))
-        return self.transpose(self.reshape(x, shape), (0, 2, 1, 3))
+    def swap(self, x):
+        """[n, a, b, d] -> [n, b, a, d]."""
+        n, a, b, d = x.shape
+        return self.reshape(x, (n, b, a, d)) if a == 1 or b == 1 else self.transpose(x, (0, 2, 1, 3))
 
 
 class Cached(nn.Cell):
@@ -61,11 +65,10 @@ class Cached(nn.Cell):
 
     def __init__(self, gpt: GPT, batch: int, window: int):
         super().__init__(auto_prefix=False)
-        self.gpt, self.heads = gpt, gpt.blocks[0].attention.num_heads
-        self.attentions = nn.CellList([CachedAttention(block.attention, batch, window, i) for i, block in enumerate(gpt.blocks)],
-                                      auto_prefix=False)
+        self.embedding, self.heads = gpt.embedding, gpt.blocks[0].attention.num_heads
+        self.blocks = nn.CellList([CachedBlock(block, batch, window, i) for i, block in enumerate(gpt.blocks)], auto_prefix=False)
         self.gather, self.reshape, self.stack = ops.Gather(), ops.Reshape(), ops.Stack(-1)
-        self.all_rows, self.all_heads = (Tensor(np.arange(n), ms.int32) for n in (batch, self.heads))
+        self.all_rows, self.all_heads = (Tensor(np.arange(size), ms.int32) for size in (batch, self.heads))
         self.mask = causal_mask(window)
 
     def construct(self, ids, positions, rows):
@@ -74,32 +77,31 @@ class Cached(nn.Cell):
         row = self.reshape(self.all_rows if rows is None else rows, (n, 1, 1))
         slots = self.stack([ops.broadcast_to(x, shape) for x in (row, self.all_heads, self.reshape(positions, (n, t, 1)))])
         mask = self.gather(self.mask, ops.broadcast_to(self.reshape(positions, (n, 1, t)), (n, self.heads, t)), 0)
-        x = self.gather(self.gpt.embedding.token, ids, 0) + self.gather(self.gpt.embedding.position, positions, 0)
+        x = self.gather(self.embedding.token, ids, 0) + self.gather(self.embedding.position, positions, 0)
         x = self.reshape(x, (n * t, -1))
-        for block, attention in zip(self.gpt.blocks, self.attentions):
-            x = x + attention(block.norm1(x), slots, mask, rows)
-            x = x + block.mlp(block.norm2(x))
+        for block in self.blocks:
+            x = block(x, slots, mask, rows)
         return x
 
 
 class Logits(nn.Cell):
     """Hidden state [rows, hidden], indices of some rows int32 [n] or None (all) -> logits float32 [n, table rows].
 
-    A graph of its own: behind writes to the cache in the same graph MindSpore would copy the token table before each of its uses.
+    A graph of its own: in a graph with writes to the cache MindSpore copies the token table before each of its two uses.
     """
 
     def __init__(self, gpt: GPT):
         super().__init__(auto_prefix=False)
-        self.gpt, self.head, self.gather = gpt, Head(), ops.Gather()
+        self.norm, self.embedding, self.head, self.gather = gpt.norm, gpt.embedding, Head(), ops.Gather()
 
     def construct(self, x, rows):
         if rows is not None:
             x = self.gather(x, rows, 0)
-        return self.head(self.gpt.norm(x), self.gpt.embedding.token)
+        return self.head(self.norm(x), self.embedding.token)
 
 
 class Decoder:
-    """The cells over one cache, for lists of tokens. Two compiled graphs, whatever the lengths: of one token, and of a piece."""
+    """The cells over one cache, for lists of tokens. Whatever the lengths, the graphs are those of one token and of a piece."""
 
     def __init__(self, gpt: GPT, batch: int, window: int):
         self.batch, self.window, self.piece, self.vocab_size = batch, window, min(window, PIECE), gpt.vocab_size
@@ -120,9 +122,9 @@ class Decoder:
         return self.logits(x, None).asnumpy()[:, :self.vocab_size]
 
     def clear(self, row: int) -> None:
-        """Zeros in all slots of a row: what is not finite would be seen through the mask, as 0 * NaN is NaN."""
-        for attention in self.cached.attentions:
-            for p in (attention.keys, attention.values):
+        """Zeros in all slots of a row. What is not finite would be seen through the mask: 0 * NaN is NaN."""
+        for block in self.cached.blocks:
+            for p in (block.keys, block.values):
                 value = p.asnumpy().copy()
                 value[row] = 0
                 p.set_data(Tensor(value))

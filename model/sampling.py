@@ -52,7 +52,8 @@ def distribution(logits: np.ndarray, seen: np.ndarray, sampling: Sampling) -> np
         x = np.where(seen, np.where(x > 0, x / penalty, x * penalty), x)
     if sampling.temperature == 0:
         return (np.arange(x.shape[1]) == x.argmax(axis=1, keepdims=True)).astype(np.float64)
-    x = (x - x.max(axis=1, keepdims=True)) / sampling.temperature
+    with np.errstate(over="ignore"):  # minus infinity is right where a low temperature leaves nothing
+        x = (x - x.max(axis=1, keepdims=True)) / sampling.temperature
     if 0 < sampling.top_k < x.shape[1]:
         lowest = -np.partition(-x, sampling.top_k - 1, axis=1)[:, sampling.top_k - 1, None]
         x = np.where(x >= lowest, x, -np.inf)

@@ -38,6 +38,7 @@ class Row:
     cached: bool = False  # whether the context but for its last token is in the cache
 
     def push(self, token: int, window: int) -> None:
+        """One more token."""
         self.tokens.append(token)
         self.left -= 1
         start = context_start(self.start, len(self.tokens), window)
@@ -61,7 +62,7 @@ class Writer:
         if not 1 <= window <= longest:
             raise ValueError(f"window={window} is not possible; allowed: 1 to the model's seq_length, {longest}")
         self.decoder, self.batch_size, self.window, self.eos_id = Decoder(gpt, batch_size, window), batch_size, window, eos_id
-        self.current: object = None  # the call that the cache belongs to
+        self._call: object = None  # the call that the cache belongs to
 
     def write(self, prompts: list[list[int]], max_new_tokens: int, sampling: Sampling, seed: int, first: int = 0) -> list[Text]:
         """Continue each prompt (token ids) until eos or max_new_tokens, or until its logits are not finite.
@@ -84,7 +85,7 @@ class Writer:
     def _tokens(self, prompts: list[list[int]], max_new_tokens: int, sampling: Sampling, seed: int,
                 first: int = 0) -> Iterator[tuple[int, int]]:
         """(place of a prompt, its next token; eos too) as they come."""
-        self.current = call = object()
+        self._call = call = object()
         waiting = deque(enumerate(prompts if max_new_tokens > 0 else (), first))
         rows: dict[int, Row] = {}
         seen = np.zeros((self.batch_size, self.decoder.vocab_size), bool)
@@ -108,7 +109,7 @@ class Writer:
                 if token == self.eos_id or row.left == 0:
                     del rows[i]
                 yield row.index, token
-                if self.current is not call:
+                if self._call is not call:
                     raise RuntimeError("this text can not go on: its Writer has begun another")
 
     def _row(self, index: int, prompt: list[int], max_new_tokens: int, seed: int) -> Row:
