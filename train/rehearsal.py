@@ -60,6 +60,8 @@ class OneCard:
 
     def __init__(self, config: RunConfig):
         ms.set_context(mode=ms.GRAPH_MODE)
+        # Recomputed or kept, the numbers are the same.
+        config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"recompute": "none"})})
         self.gpt = build_gpt(config, Mesh(1))
         self.step = build_train_step(self.gpt, config, Mesh(1), 1).set_train()
         self.weights = {p.name: p for p in self.step.weights}

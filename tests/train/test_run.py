@@ -151,6 +151,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(whole, tiny, capsys):
     (["parallel.num_micro_batches=3"], "set it to 2 or auto"),
     (["parallel.dp=2"], "set parallel.dp to 1 or auto"),
     (["parallel.tp=2", "parallel.dp=1"], "python -m train.preflight"),
+    (["parallel.recompute=full"], "set recompute to selective or none"),  # with the tiny run's dropout
 ])
 def test_refusals_write_nothing(whole, tiny, overrides, says):
     shutil.copytree(whole, tiny().run.folder)
