@@ -14,8 +14,8 @@ def plan(config: RunConfig, world_size: int, rank: int) -> tuple[Mesh, int]:
         raise UserError(f"parallel: tp={p.tp} pp={p.pp} need Ascend cards, and there is none: on CPU set both to 1, or "
                         "prove the plan without devices: python -m train.preflight, python -m train.rehearse")
     if p.recompute == "full" and config.model.dropout > 0 and not has_cards:
-        raise UserError("parallel.recompute=full with model.dropout: on CPU MindSpore 2.10.0 makes a graph with a cycle of it; set "
-                        "recompute to selective or none, or dropout to 0")
+        raise UserError("parallel.recompute=full with model.dropout: on CPU MindSpore 2.10.0 makes a graph with a cycle of it; "
+                        "set recompute to selective or none, or dropout to 0")
     mesh = make_mesh(p, world_size, rank)
     count = micro_batches(p, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
     if config.ckpt.resume == "none" and (config.run.folder / "metrics.jsonl").exists():

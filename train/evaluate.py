@@ -9,6 +9,10 @@ from parallel.errors import UserError
 from train import reports
 from train.config import load_config
 
+# The weights in a checkpoint are whole, so the mesh need not be the one that they were trained under.
+ONE_CARD = ["parallel.dp=auto", "parallel.tp=1", "parallel.pp=1", "parallel.num_micro_batches=auto", "parallel.virtual_stages=1",
+            "parallel.stage_layers=auto", "parallel.sequence_parallel=false"]
+
 
 def main(arguments: list[str] | None = None) -> int:
     """The command. Returns the exit code."""
@@ -37,10 +41,7 @@ def evaluate(path: Path, tiers: list[str], full: bool, overrides: list[str]) -> 
     """Evaluate a checkpoint under its own config, cut over the ranks that there are. Returns the report."""
     folder = store.given(path)
     checkpoint = store.load_given(folder)
-    # The weights in a checkpoint are whole, so the mesh need not be the one that they were trained under.
-    mesh = ["parallel.dp=auto", "parallel.tp=1", "parallel.pp=1", "parallel.num_micro_batches=auto", "parallel.virtual_stages=1",
-            "parallel.stage_layers=auto"]
-    config = load_config(folder / store.CONFIG, mesh + overrides)
+    config = load_config(folder / store.CONFIG, ONE_CARD + overrides)
     from train.evaluation import evaluate_checkpoint  # late: a refusal does not wait for MindSpore
     return evaluate_checkpoint(config, checkpoint, folder, tiers, (1.0, 1.0) if full else shares_in(folder, checkpoint.step))
 

@@ -16,11 +16,11 @@ from eval.tasks.questions import Task
 from model import attention, layers
 from model import gpt as model_gpt
 from model.config import ModelConfig
-from model.generate import NextTokenLogits
 from model.gpt import GPT
 from model.init import initialize
 from parallel import collectives
 from parallel.mesh import Mesh
+from tests.model.uncached import NextTokenLogits
 from train.config import load_config
 
 LENGTHS = (4, 7, 30, 63, 64)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from ckpt import hf
 from model import attention, gpt, layers
 from model.config import ModelConfig
-from model.generate import NextTokenLogits
+from tests.model.uncached import NextTokenLogits
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FIGURES = json.loads((GOLDEN / "golden.json").read_text())

@@ -6,8 +6,9 @@ from mindspore import Tensor
 
 from model import attention, gpt, layers
 from model.config import ModelConfig
-from model.generate import NextTokenLogits, generate
 from model.init import initialize
+from model.sampling import Sampling
+from model.writer import Writer
 
 VOCAB, TABLE = 50, "embedding.token"
 # Rows that are not 0 would, if they counted, take all probability or none.
@@ -84,13 +85,13 @@ def test_loss_and_gradients(without, multiple, tp):
 
 
 def test_generated_text(form):
-    def texts(logits):
-        return [generate(logits, [[5], [7, 8, 9, 10], [49, 3]], 8, 12, 2, temperature, top_k, seed=1)
-                for temperature, top_k in ((0.0, 0), (1.5, 0), (1.0, 5))]
+    def texts(writer):
+        return [text.tokens for temperature, top_k in ((0.0, 0), (1.5, 0), (1.0, 5))
+                for text in writer.write([[5], [7, 8, 9, 10], [49, 3]], 12, Sampling(temperature, top_k), 1)]
 
-    wanted, network = texts(NextTokenLogits(make_gpt())), make_gpt(8)
-    assert all(text and max(text) < VOCAB for way in wanted for text in way)
-    logits = NextTokenLogits(network)
+    wanted, network = texts(Writer(make_gpt(), 3, 8, 2)), make_gpt(8)
+    assert all(text and max(text) < VOCAB for text in wanted)
+    writer = Writer(network, 3, 8, 2)
     for padding in PADDINGS:
         fill(network, padding)
-        assert texts(logits) == wanted
+        assert texts(writer) == wanted

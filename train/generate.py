@@ -1,0 +1,77 @@
+"""python -m model.generate: continue texts by a checkpoint's model."""
+import argparse
+import sys
+from pathlib import Path
+
+from ckpt import store
+from parallel.errors import UserError
+from train.config import load_config
+from train.evaluate import ONE_CARD
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m model.generate", description=__doc__.partition(": ")[2])
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="D", help="a checkpoint's folder, or a run's")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue (repeatable); without: asks for them")
+    parser.add_argument("--max-new-tokens", type=int, default=100, metavar="N", help="tokens written for each prompt (default 100)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
+    parser.add_argument("--top-k", type=int, default=40, help="draw among the k likeliest tokens; 0: among all (default 40)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest that have this probability (default 1)")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="of tokens in the text already (default 1: none)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default 0)")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="another setting")
+    options = parser.parse_args(arguments)
+    try:
+        if options.max_new_tokens < 1:
+            raise UserError(f"--max-new-tokens {options.max_new_tokens}: give 1 or more")
+        generate(options)
+        return 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def generate(options: argparse.Namespace) -> None:
+    """Print each text as it comes."""
+    folder = store.given(options.checkpoint)
+    checkpoint = store.load_given(folder)
+    config = load_config(folder / store.CONFIG, ONE_CARD + options.overrides)
+    from model.sampling import Sampling
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.repetition_penalty)
+    # Late, so that a refusal does not wait for MindSpore.
+    from data.manifest import load_manifest
+    from data.tokenizer import EOS_ID, Tokenizer
+    from model.detokenizer import Detokenizer
+    from model.writer import Writer
+    from parallel import context
+    from parallel.mesh import Mesh
+    from train.build import build_gpt
+    from train.evaluation import set_weights
+    from train.run import resolve_vocab_size
+
+    context.start()
+    manifest = load_manifest(config.data)
+    config = resolve_vocab_size(config, manifest)
+    gpt = build_gpt(config, Mesh(1)).set_train(False)
+    set_weights(gpt, config, checkpoint, manifest, folder)
+    tokenizer = Tokenizer.load(config.data.prepared_dir / "tokenizer.model")
+    writer = Writer(gpt, 1, config.model.seq_length, EOS_ID)
+    for prompt in options.prompt if options.prompt is not None else asked():
+        shown = Detokenizer(tokenizer.decode)
+        print(prompt, end="", flush=True)
+        for token in writer.stream(tokenizer.encode(prompt), options.max_new_tokens, sampling, options.seed):
+            print(shown.push(token), end="", flush=True)
+        print(shown.finish(), flush=True)
+
+
+def asked():
+    """Prompts from the terminal, until an empty line or the end of the input."""
+    while True:
+        try:
+            prompt = input("prompt (empty to end)> ")
+        except EOFError:
+            return
+        if not prompt:
+            return
+        yield prompt
