@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--full", action="store_true", help="the whole of the text and of the questions; default: as much as the "
                         "run itself evaluated at this step, or all if it did not")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="another setting")
+    parser.add_argument("--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+                        help="other settings")
     options = parser.parse_args(arguments)
     try:
         if wrong := set(tiers := options.tiers.split(",")) - {"stage", "deep"}:

@@ -11,16 +11,17 @@ from train.evaluate import ONE_CARD
 
 def main(arguments: list[str] | None = None) -> int:
     """The command. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m model.generate", description=__doc__.partition(": ")[2])
+    parser = argparse.ArgumentParser(prog="python -m model.generate", description=__doc__.partition(": ")[2],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="D", help="a checkpoint's folder, or a run's")
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue (repeatable); without: asks for them")
-    parser.add_argument("--max-new-tokens", type=int, default=100, metavar="N", help="tokens written for each prompt (default 100)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
-    parser.add_argument("--top-k", type=int, default=40, help="draw among the k likeliest tokens; 0: among all (default 40)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest that have this probability (default 1)")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="of tokens in the text already (default 1: none)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default 0)")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="another setting")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue (repeatable); else asks for it")
+    parser.add_argument("--max-new-tokens", type=int, default=100, metavar="N", help="tokens written for each prompt")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token")
+    parser.add_argument("--top-k", type=int, default=40, help="draw among the k likeliest tokens; 0: among all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest that have this probability")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="of tokens in the text already")
+    parser.add_argument("--seed", type=int, default=0, help="of the random numbers")
+    parser.add_argument("--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="other settings")
     options = parser.parse_args(arguments)
     try:
         if options.max_new_tokens < 1:
