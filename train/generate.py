@@ -21,7 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest that have this probability")
     parser.add_argument("--repetition-penalty", type=float, default=1.0, help="of tokens in the text already")
     parser.add_argument("--seed", type=int, default=0, help="of the random numbers")
-    parser.add_argument("--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="other settings")
+    parser.add_argument("--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+                        help="other settings")
     options = parser.parse_args(arguments)
     try:
         if options.max_new_tokens < 1:

@@ -15,7 +15,8 @@ from train.launch import free_port
 ROOT = Path(__file__).parents[2]
 SMOKE = "run_scripts/configs/smoke.yaml"
 # Enough of a run to use every part; the size of the run itself is not what a reader's command depends on.
-SHORT = "train.total_steps=4 train.warmup_steps=0 eval.stage.every=0.5 eval.stage.num_batches=1 eval.deep.max_new_tokens=2"
+SHORT = "train.total_steps=4 train.warmup_steps=0 eval.stage.every=0.5 eval.stage.num_batches=1 eval.deep.max_new_tokens=2 " \
+        "eval.stage.max_questions=4"
 
 
 def blocks(name: str) -> list[str]:
@@ -82,6 +83,14 @@ def test_distributed(shell):
                     "python -m ckpt import-hf smoke-hf smoke-weights"):
         shell(command)
     assert (shell.folder / "smoke-hf" / "config.json").exists()
+    out = shell("python -m eval --checkpoint runs/smoke")
+    assert "step 4" in out and "perplexity" in out and "safety" in out
+    out = shell("python -m eval --checkpoint runs/smoke --full" + " --tiers stage")
+    assert "mmlu" in out
+    shell("python -m eval export-human sheet runs/smoke/eval/step_00000760.json".replace("760", "004"))
+    assert (shell.folder / "sheet" / "sheet.html").exists()
+    out = shell('python -m model.generate --checkpoint runs/smoke --prompt "It is a truth universally acknowledged, that"')
+    assert "It is a truth universally acknowledged, that" in out
     follow = f"'ckpt.init_from={shell.folder}/smoke-weights' run.name=next"
     short_run(shell, f"bash run_scripts/run_standalone.sh --set {follow}")
 
@@ -97,6 +106,8 @@ def test_own_text(shell):
     assert command == "bash run_scripts/run_standalone.sh --set run.name=mine data.path=my_text data.valid_path=null data.prepared_dir=prepared/mine"  # noqa: E501
     out = shell(here(command) + f" run.dir='{shell.folder}/runs' {SHORT}")
     assert "done: 4 of 4 steps" in out
+    out = shell("python -m eval compare runs/smoke runs/mine")
+    assert "stage/all/perplexity" in out
 
 
 def test_inspect_and_print_config(shell):
