@@ -89,7 +89,7 @@ def test_distributed(shell):
     assert "mmlu" in out
     shell("python -m eval export-human sheet runs/smoke/eval/step_00000760.json".replace("760", "004"))
     assert (shell.folder / "sheet" / "sheet.html").exists()
-    out = shell('python -m model.generate --checkpoint runs/smoke --prompt "It is a truth universally acknowledged, that"')
+    out = shell("python -m model.generate --checkpoint runs/smoke --prompt 'It is a truth universally acknowledged, that'")
     assert "It is a truth universally acknowledged, that" in out
     follow = f"'ckpt.init_from={shell.folder}/smoke-weights' run.name=next"
     short_run(shell, f"bash run_scripts/run_standalone.sh --set {follow}")
