@@ -54,8 +54,7 @@ class Deep:
         report = {SAMPLES: {**diversity.scores(of[SAMPLES]), "own_perplexity": self.own_perplexity(answers),
                             "languages": {lang: diversity.scores([a for a in of[SAMPLES] if a.language == lang])
                                           for lang in sorted({a.language for a in of[SAMPLES]})},
-                            "texts": [{"prompt": a.prompt, "text": a.text, "tokens": a.tokens, "ended": a.ended}
-                                      for a in of[SAMPLES]]}}
+                            "texts": [asdict(a) for a in of[SAMPLES]]}}
         if self.items[INSTRUCTIONS]:
             report[INSTRUCTIONS] = instructions.scores(instructions.check_answers(self.items[INSTRUCTIONS], of[INSTRUCTIONS]))
         if self.items[SAFETY]:

@@ -61,7 +61,7 @@ def distribution(logits: np.ndarray, seen: np.ndarray, sampling: Sampling) -> np
     if sampling.top_p < 1:
         # What has less than (1 - top_p) / vocab has together less than 1 - top_p, so it goes; and equal numbers sort quickly.
         ordered = -np.sort(np.where(p * p.shape[1] < 1 - sampling.top_p, 0, -p), axis=1)
-        count = ((np.cumsum(ordered, axis=1) - ordered < sampling.top_p) & (ordered > 0)).sum(axis=1, keepdims=True)
+        count = (np.cumsum(ordered, axis=1) - ordered < sampling.top_p).sum(axis=1, keepdims=True)
         p = _normalized(np.where(p >= np.take_along_axis(ordered, count - 1, axis=1), p, 0))
     return p
 

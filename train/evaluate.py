@@ -44,13 +44,5 @@ def evaluate(path: Path, tiers: list[str], full: bool, overrides: list[str]) -> 
     checkpoint = store.load_given(folder)
     config = load_config(folder / store.CONFIG, ONE_CARD + overrides)
     from train.evaluation import evaluate_checkpoint  # late: a refusal does not wait for MindSpore
-    return evaluate_checkpoint(config, checkpoint, folder, tiers, (1.0, 1.0) if full else shares_in(folder, checkpoint.step))
-
-
-def shares_in(folder: Path, step: int) -> tuple[float, float]:
-    """What shares of the text and of the questions the run itself evaluated at this step; all if there is no such report."""
-    try:
-        report = json.loads(reports.path_of(folder.parent.parent / "eval", step).read_text(encoding="utf-8"))
-        return report["stage"]["shares"]["text"], report["stage"]["shares"]["tasks"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return 1.0, 1.0
+    shares = (1.0, 1.0) if full else reports.shares(folder.parent.parent / "eval", checkpoint.step)
+    return evaluate_checkpoint(config, checkpoint, folder, tiers, shares)

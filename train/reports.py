@@ -18,6 +18,15 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step_{step:08d}.json"
 
 
+def shares(folder: Path, step: int) -> tuple[float, float]:
+    """What shares of the text and of the questions were evaluated at a step; all if there is no such report."""
+    try:
+        found = json.loads(path_of(folder, step).read_text(encoding="utf-8"))["stage"]["shares"]
+        return found["text"], found["tasks"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1.0, 1.0
+
+
 def write(folder: Path, report: dict) -> None:
     """The report of report["step"]; what is no finite number becomes null."""
     folder.mkdir(parents=True, exist_ok=True)

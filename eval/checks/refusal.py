@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from eval import wordings_en as en
-from eval import wordings_zh as zh
+from eval.checks import wordings_en as en
+from eval.checks import wordings_zh as zh
 from eval.checks.plain import plain
 from eval.text.units import units
 

@@ -338,6 +338,6 @@ def test_without_matplotlib_the_plot_says_what_to_install(tmp_path, monkeypatch)
 
 
 def test_none_of_it_imports_mindspore_or_matplotlib():
-    code = ("import sys, eval.compare, eval.trends, eval.human, eval.judges.http; "
+    code = ("import sys, eval.comparison.compare, eval.comparison.trends, eval.judges.human, eval.judges.http; "
             "sys.exit(bool({'mindspore', 'matplotlib'} & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

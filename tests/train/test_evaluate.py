@@ -51,7 +51,7 @@ def test_a_budget_leaves_out_what_it_does_not_pay_for_and_says_so(tiny, capsys):
     assert "stage  not computed, the time budget" in capsys.readouterr().out
     assert "stage" not in report_of(config.run.folder, 10) and "stage" in report_of(config.run.folder, 10)["not_computed"]
     last = report_of(config.run.folder, 20)["stage"]
-    assert last["shares"] == {"text": 0.5, "tasks": 0.0} and "time budget" in last["not_computed"]["mmlu"]
+    assert last["shares"] == {"text": 0.5, "tasks": 0.0} and "time budget" in last["not_computed"]["cloze_en"]
     file = config.run.folder / "again.json"
     assert main(["--checkpoint", str(config.run.folder), "--tiers", "stage", "--report", str(file)]) == 0
     assert without_time(json.loads(file.read_text(encoding="utf-8"))) == without_time({"step": 20, "stage": last})

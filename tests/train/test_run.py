@@ -110,7 +110,7 @@ def test_the_report_has_what_others_rely_on(whole):
     assert [Path(c).name for c in report["checkpoints"]] == ["step_00000015", "step_00000020"]
     last = json.loads((whole / "eval" / "step_00000020.json").read_text())
     assert last["stage"]["all"]["loss"] == report["val_loss"] and "deep" not in last
-    assert len(json.loads((whole / "eval" / "step_00000010.json").read_text())["samples"]) == 4
+    assert len(json.loads((whole / "eval" / "step_00000010.json").read_text())["deep"]["samples"]["texts"]) == 4
 
 
 def test_a_kill_before_the_first_checkpoint_doubles_nothing(tiny):  # P3
