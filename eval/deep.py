@@ -1,6 +1,7 @@
 """Tier `deep`: texts that the model writes, and what is to be said of them."""
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
 
