@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SMOKE = "run_scripts/configs/smoke.yaml"
 # Enough of a run to use every part; the size of the run itself is not what a reader's command depends on.
 SHORT = "train.total_steps=4 train.warmup_steps=0 eval.stage.every=0.5 eval.stage.num_batches=1 eval.deep.max_new_tokens=2 " \
-        "eval.stage.max_questions=4"
+        "eval.stage.max_questions=4 eval.deep.samples=1 eval.deep.instructions=false eval.deep.safety=false"
 
 
 def blocks(name: str) -> list[str]:
@@ -83,7 +83,7 @@ def test_distributed(shell):
                     "python -m ckpt import-hf smoke-hf smoke-weights"):
         shell(command)
     assert (shell.folder / "smoke-hf" / "config.json").exists()
-    out = shell("python -m eval --checkpoint runs/smoke")
+    out = shell("python -m eval --checkpoint runs/smoke" + " --set eval.deep.safety=true")
     assert "step 4" in out and "perplexity" in out and "safety" in out
     out = shell("python -m eval --checkpoint runs/smoke --full" + " --tiers stage")
     assert "mmlu" in out
