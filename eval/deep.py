@@ -1,6 +1,5 @@
 """Tier `deep`: texts that the model writes, and what is to be said of them."""
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -12,7 +11,6 @@ from eval.config import DeepConfig
 from eval.judges.http import judge
 from eval.metrics import perplexity
 from eval.rows import RowScorer
-from eval.step import mode_kept
 from eval.text import diversity
 from model.gpt import GPT
 from model.sampling import Sampling
@@ -43,8 +41,7 @@ class Deep:
 
     def warm_up(self) -> None:
         """Compile."""
-        with mode_kept(self.scorer.gpt):
-            self.writer.write(self.ids[:1], 2, self.sampling, self.seed)
+        self.writer.write(self.ids[:1], 2, self.sampling, self.seed)
 
     def run(self) -> dict:
         """{"samples": scores and texts, "instructions", "safety" and "judge": scores, "seconds"}; see the modules of each."""
@@ -52,7 +49,7 @@ class Deep:
         answers = self.write()
         of = {name: [a for (kind, *_), a in zip(self.prompts, answers, strict=True) if kind == name]
               for name in (SAMPLES, INSTRUCTIONS, SAFETY)}
-        report = {SAMPLES: {**diversity.scores(of[SAMPLES]), "own_perplexity": self.own_perplexity(answers),
+        report = {SAMPLES: {**diversity.scores(of[SAMPLES]), "own_perplexity": self.own_perplexity(),
                             "languages": {lang: diversity.scores([a for a in of[SAMPLES] if a.language == lang])
                                           for lang in sorted({a.language for a in of[SAMPLES]})},
                             "texts": [asdict(a) for a in of[SAMPLES]]}}
@@ -70,8 +67,7 @@ class Deep:
         mesh, limit = self.scorer.mesh, self.config.max_new_tokens
         each = -(-len(self.ids) // mesh.dp)
         first = min(mesh.dp_rank * each, len(self.ids))
-        with mode_kept(self.scorer.gpt):
-            texts = self.writer.write(self.ids[first:first + each], limit, self.sampling, self.seed, first)
+        texts = self.writer.write(self.ids[first:first + each], limit, self.sampling, self.seed, first)
         # Ids are below 2^24, so float32, which MindSpore gathers, holds them.
         mine = np.full((each, limit + 2), -1, np.float32)
         for row, text in zip(mine, texts, strict=False):
@@ -81,7 +77,7 @@ class Deep:
         return [Answer(item, language, prompt, self.tokenizer.decode(tokens), len(tokens), bool(row[-1]))
                 for (_, item, language, prompt), tokens, row in zip(self.prompts, self.tokens, rows, strict=True)]
 
-    def own_perplexity(self, answers: Sequence[Answer]) -> float | None:
+    def own_perplexity(self) -> float | None:
         """Perplexity of the samples under the model itself, prompts not counted: low where it goes round in circles."""
         texts = [prompt + new for (kind, *_), prompt, new in zip(self.prompts, self.ids, self.tokens, strict=True)
                  if kind == SAMPLES]

@@ -32,7 +32,6 @@ class Stage:
         self.num_samples = num_samples
         self.bytes = tokenizer.byte_lengths()
         self.unigram = unigram_losses(np.load(config.prepared_dir / "token_counts.npy"))
-
         longest = max((len(row.tokens) for task in tasks for question in task.questions for row in question.rows), default=0) - 1
         # A graph of its own where that at least halves what is computed.
         self.task_width = longest if 2 * longest <= config.seq_length else config.seq_length

@@ -1,6 +1,5 @@
 """python -m eval: the tiers on a checkpoint, by the code that runs them in training."""
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -28,21 +27,20 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if wrong := set(tiers := options.tiers.split(",")) - {"stage", "deep"}:
             raise UserError(f"--tiers {options.tiers}: there is no tier {min(wrong)}; allowed are stage, deep, or stage,deep")
-        report = evaluate(options.checkpoint, tiers, options.full, options.overrides)
-        if options.report:
-            options.report.parent.mkdir(parents=True, exist_ok=True)
-            options.report.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if options.report and (options.report.is_dir() or not options.report.parent.is_dir()):
+            raise UserError(f"--report {options.report}: give a file in a folder that exists")
+        evaluate(options.checkpoint, tiers, options.full, options.overrides, options.report)
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def evaluate(path: Path, tiers: list[str], full: bool, overrides: list[str]) -> dict:
-    """Evaluate a checkpoint under its own config, cut over the ranks that there are. Returns the report."""
+def evaluate(path: Path, tiers: list[str], full: bool, overrides: list[str], target: Path | None) -> None:
+    """Evaluate a checkpoint under its own config, by the ranks that there are; the report goes to `target`, if any."""
     folder = store.given(path)
     checkpoint = store.load_given(folder)
     config = load_config(folder / store.CONFIG, ONE_CARD + overrides)
     from train.evaluation import evaluate_checkpoint  # late: a refusal does not wait for MindSpore
     shares = (1.0, 1.0) if full else reports.shares(folder.parent.parent / "eval", checkpoint.step)
-    return evaluate_checkpoint(config, checkpoint, folder, tiers, shares)
+    evaluate_checkpoint(config, checkpoint, folder, tiers, shares, target)

@@ -1,10 +1,7 @@
 """The tiers on the weights of a checkpoint (see train/evaluate.py for the command)."""
 from pathlib import Path
 
-import numpy as np
-from mindspore import Tensor
-
-from ckpt.store import MODEL, Checkpoint, differences
+from ckpt.store import MODEL, Checkpoint
 from data.manifest import Manifest, load_manifest
 from model.gpt import GPT
 from parallel import context
@@ -19,8 +16,11 @@ from train.tiers import build_tiers
 
 
 def evaluate_checkpoint(config: RunConfig, checkpoint: Checkpoint, folder: Path, tiers: list[str],
-                        shares: tuple[float, float]) -> dict:
-    """Run the tiers by all ranks together; rank 0 shows the report. Raises UserError where data and checkpoint do not fit."""
+                        shares: tuple[float, float], target: Path | None) -> None:
+    """Run the tiers by all ranks together; rank 0 shows the report and writes it to `target`, if any.
+
+    Raises UserError where data and checkpoint do not fit.
+    """
     rank, world_size = context.start()
     mesh = make_mesh(config.parallel, world_size, rank)
     count = micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
@@ -39,17 +39,15 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Checkpoint, folder: Path,
         report["deep"] = found.deep.run()
     if rank == 0:
         reports.show(report, say)
-    return report
+        if target:
+            reports.write(target, report)
 
 
 def set_weights(gpt: GPT, config: RunConfig, checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> None:
     """Give the GPT a checkpoint's weights. Raises UserError with the list of what does not fit."""
     identity = state.identity_of(config, manifest.tokenizer.sha256, manifest.sets["train"].sha256)
-    weights, rows = checkpoint.tensors[MODEL], config.model.vocab_size
-    wanted = {p.name: (rows, *p.shape[1:]) if p.name == state.TABLE else p.shape for p in gpt.trainable_params()}
+    wanted = {MODEL: {p.name: p for p in gpt.trainable_params()}}
     problems = state.identity_problems({name: identity[name] for name in ("model", "tokenizer")}, checkpoint)
-    if problems := problems + differences(wanted, {name: value.shape for name, value in weights.items()}):
+    if problems := problems + state.shape_problems(wanted, checkpoint, identity):
         raise UserError(f"{folder} does not fit the prepared data and the config:\n  " + "\n  ".join(problems))
-    for p in gpt.trainable_params():
-        missing = p.shape[0] - len(weights[p.name])
-        p.set_data(Tensor(np.pad(weights[p.name], ((0, missing), *((0, 0),) * (p.ndim - 1))), p.dtype))
+    state.set_tensors(wanted, checkpoint)

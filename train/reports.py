@@ -27,11 +27,9 @@ def shares(folder: Path, step: int) -> tuple[float, float]:
         return 1.0, 1.0
 
 
-def write(folder: Path, report: dict) -> None:
-    """The report of report["step"]; what is no finite number becomes null."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False)
-    replace_text(path_of(folder, report["step"]), text + "\n")
+def write(path: Path, report: dict) -> None:
+    """As JSON; what is no finite number becomes null."""
+    replace_text(path, json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def show(report: dict, say: Callable[[str], None]) -> None:

@@ -54,22 +54,24 @@ def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str,
     """Put a checkpoint's whole state into a training step. Raises UserError with the list of what differs or is missing."""
     problems = identity_problems(identity, checkpoint)
     problems += [f"missing: {name}" for name in (*SCALARS, "consumed_samples") if name not in checkpoint.state]
-    problems += shape_problems(step, checkpoint, (MODEL, OPTIMIZER), identity, cut)
+    wanted = tensors_of(step)
+    problems += shape_problems(wanted, checkpoint, identity, cut)
     if problems:
         raise UserError(f"{where} cannot be resumed by this run:\n  " + "\n  ".join(problems) +
                         "\nTo start a new run from its weights alone: ckpt.resume=none ckpt.init_from=<checkpoint>")
-    set_tensors(step, checkpoint, (MODEL, OPTIMIZER), cut)
+    set_tensors(wanted, checkpoint, cut)
     for name, p in scalars_of(step).items():
         p.set_data(Tensor(checkpoint.state[name], p.dtype))
 
 
 def restore_weights(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str, cut: Cut | None = None) -> None:
     """Put the weights alone into a training step. Raises UserError with the list of what does not fit."""
+    wanted = {MODEL: tensors_of(step)[MODEL]}
     # Heads and epsilon show in no shape, and would make another function of the same weights.
-    if problems := identity_problems({"model": identity["model"]}, checkpoint) + shape_problems(
-            step, checkpoint, (MODEL,), identity, cut):
+    problems = identity_problems({"model": identity["model"]}, checkpoint)
+    if problems := problems + shape_problems(wanted, checkpoint, identity, cut):
         raise UserError(f"{where} does not fit this model:\n  " + "\n  ".join(problems))
-    set_tensors(step, checkpoint, (MODEL,), cut)
+    set_tensors(wanted, checkpoint, cut)
 
 
 def identity_problems(identity: dict, checkpoint: Checkpoint) -> list[str]:
@@ -79,24 +81,24 @@ def identity_problems(identity: dict, checkpoint: Checkpoint) -> list[str]:
             for name, value in _flat(identity).items() if saved.get(name) != value]
 
 
-def shape_problems(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...], identity: dict, cut: Cut | None) -> list[str]:
-    """Missing, unexpected and wrongly shaped tensors. Of a cut model only this rank's are looked at."""
-    wanted, rows = tensors_of(step), identity["model"]["vocab_size"]
+def shape_problems(wanted: dict[str, dict[str, Parameter]], checkpoint: Checkpoint, identity: dict, cut: Cut | None = None) \
+        -> list[str]:
+    """Missing, unexpected and wrongly shaped tensors of the wanted parts. Of a cut model only this rank's are looked at."""
+    rows = identity["model"]["vocab_size"]
 
     def shape(name: str, p: Parameter) -> tuple[int, ...]:
         whole = cut.shape(name) if cut else p.shape
         return (rows, *whole[1:]) if name.endswith(TABLE) else whole
 
-    return [line for part in parts for line in differences(
-        {name: shape(name, p) for name, p in wanted[part].items()},
-        {name: a.shape for name, a in checkpoint.tensors.get(part, {}).items() if not cut or name in wanted[part]})]
+    return [line for part, parameters in wanted.items() for line in differences(
+        {name: shape(name, p) for name, p in parameters.items()},
+        {name: a.shape for name, a in checkpoint.tensors.get(part, {}).items() if not cut or name in parameters})]
 
 
-def set_tensors(step: TrainStep, checkpoint: Checkpoint, parts: tuple[str, ...], cut: Cut | None) -> None:
-    """Copy tensors by name; the token table is padded with zeros."""
-    wanted = tensors_of(step)
-    for part in parts:
-        for name, p in wanted[part].items():
+def set_tensors(wanted: dict[str, dict[str, Parameter]], checkpoint: Checkpoint, cut: Cut | None = None) -> None:
+    """Copy the wanted parts' tensors by name; the token table is padded with zeros."""
+    for part, parameters in wanted.items():
+        for name, p in parameters.items():
             value = checkpoint.tensors[part][name]
             if name.endswith(TABLE):
                 rows = cut.shape(name)[0] if cut else p.shape[0]

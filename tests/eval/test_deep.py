@@ -129,5 +129,5 @@ def test_own_perplexity_is_that_of_the_new_tokens(make):
             row[0, :at + 1] = (prompt + new)[:at + 1]
             sums += scorer.score_rows(row, np.array([at - 1], np.int32))[0, :2]
     assert sums[1] == sum(a.tokens for a in answers)
-    assert deep.own_perplexity(answers) == pytest.approx(np.exp(sums[0] / sums[1]), rel=1e-5)
+    assert deep.own_perplexity() == pytest.approx(np.exp(sums[0] / sums[1]), rel=1e-5)
     assert EOS_ID not in sum(deep.tokens, [])

@@ -65,7 +65,8 @@ class Evaluate(Callback):
                 if self.folder is not None:
                     self.request.unlink(missing_ok=True)
             if self.folder is not None:
-                reports.write(self.folder, report)
+                self.folder.mkdir(exist_ok=True)
+                reports.write(reports.path_of(self.folder, step), report)
                 reports.show(report, say)
                 reports.to_tensorboard(report, self.tensorboard)
 
