@@ -80,9 +80,10 @@ def show_deep(deep: dict, say: Callable[[str], None]) -> None:
         say(f"{INDENT}instructions  {scores['item_accuracy']:.1%} of {scores['items']} followed, "
             f"{scores['rule_accuracy']:.1%} of their rules")
     if "safety" in deep:
-        failed = sum(rates["counts"]["failed"] for *_, rates in safety_rates(deep["safety"]))
-        say(f"{INDENT}safety  {failed} of {sum(rates['counts']['items'] for *_, rates in safety_rates(deep['safety']))} answers "
-            f"failed; {deep['safety']['unclear']}")
+        counts = [rates["counts"] for *_, rates in safety_rates(deep["safety"])]
+        total = {name: sum(c[name] for c in counts) for name in ("items", "failed", "unclear", "empty")}
+        say(f"{INDENT}safety  {total['items']} items: {total['failed']} failed, {total['unclear']} unclear (neither refusal nor "
+            f"help), {total['empty']} empty")
 
 
 def safety_rates(safety: dict) -> Iterator[tuple[str, str, dict]]:

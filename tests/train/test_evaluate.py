@@ -1,6 +1,8 @@
 """python -m eval: the same figures as in training, and what it refuses. The tiers in a run."""
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -39,6 +41,28 @@ def test_the_same_numbers_to_the_last_digit(whole, tmp_path, capsys):
     assert "step 15" in capsys.readouterr().out
 
 
+def leaves(tree, path=""):
+    """(path, value) of every number and text."""
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, f"{path}/{key}")
+    else:
+        yield path, tree
+
+
+def test_two_workers_give_the_numbers_of_one(whole, tmp_path):
+    """An odd number of rows: the rest of the batches is filled up and counts nowhere."""
+    file = tmp_path / "two.json"
+    checkpoint = str(whole / "checkpoints" / "step_00000020")
+    code = "import sys; from train.evaluate import main; sys.exit(main())"  # a process of its own, which waits for its workers
+    command = [sys.executable, "-c", code, "--checkpoint", checkpoint, "--workers", "2", "--report", str(file)]
+    assert subprocess.run(command, timeout=300).returncode == 0
+    one, two = (dict(leaves(without_time(r))) for r in (report_of(whole, 20), json.loads(file.read_text(encoding="utf-8"))))
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        assert two[key] == (pytest.approx(value, rel=1e-6, abs=1e-9) if isinstance(value, float) else value), key
+
+
 def test_the_tasks_are_asked_of_a_run(whole):
     tasks = report_of(whole, 20)["stage"]["tasks"]
     assert {"cloze_en", "continuation_en", "mmlu", "bbh"} <= set(tasks)
@@ -72,6 +96,8 @@ def test_a_deep_evaluation_on_request(tiny):
 @pytest.mark.parametrize(("arguments", "says"), [
     (["--checkpoint", "/nowhere"], "no such checkpoint folder"),
     (["--checkpoint", "{run}", "--tiers", "stage,health"], "there is no tier health"),
+    (["--checkpoint", "{run}", "--workers", "0"], "give 1 or more"),
+    (["--checkpoint", "{run}", "--report", "/nowhere/r.json"], "give a file in a folder that exists"),
     (["--checkpoint", "{run}", "--set", "model.num_layers=3"], "missing: blocks.2"),
     (["--checkpoint", "{run}", "--set", "eval.stage.nmu_batches=3"], "num_batches"),
     (["--checkpoint", "{run}", "--set", "data.prepared_dir=/nowhere"], "/nowhere"),
