@@ -57,6 +57,15 @@ class TrainStep(nn.Cell):
         self.tokens_per_batch, self.clip_norm = tokens_per_batch, config.clip_norm
         self.sqrt, self.minimum, self.maximum, self.is_finite = ops.Sqrt(), ops.Minimum(), ops.Maximum(), ops.IsFinite()
 
+    def update(self, finite, grads, factor, lr):
+        """AdamW where the gradients are finite.
+
+        A function of its own: MindSpore compiles what follows an `if` once for each of its branches.
+        """
+        if finite:
+            self.optimizer(grads, factor, lr)
+        return finite
+
     def construct(self, tokens, positions):
         scale = self.scaler.scale * 1.0
         loss, count, squares, grads = self.gradients(tokens, positions, self.only_losses * scale / self.tokens_per_batch)
@@ -68,8 +77,7 @@ class TrainStep(nn.Cell):
         if self.clip_norm is not None:
             factor = unscale * self.minimum(self.clip_norm / (norm + 1e-6), 1.0)
         lr = self.schedule(self.steps)
-        if finite:
-            self.optimizer(grads, factor, lr)
+        self.update(finite, grads, factor, lr)
         norm = self.gradients.clear(norm)
         self.scaler(finite)
         self.steps = self.steps + 1
