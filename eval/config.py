@@ -1,4 +1,4 @@
-"""The section `eval`: what is measured during training, and how often."""
+"""The sections `eval` and `health`: what is measured during training, and how often."""
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -44,6 +44,17 @@ class DeepConfig(Section):
     instructions: bool = Field(True, description="ask the instruction-following items")
     safety: bool = Field(True, description="ask the safety items")
     judge: HttpJudgeConfig | None = Field(None, description="a model that judges the samples over HTTP; null: none")
+
+
+class HealthConfig(Section):
+    """What moves inside the model, by layer: gradients, updates, activations, attention."""
+
+    enabled: bool = Field(True, description="watch this tier during training")
+    every_steps: int = Field(50, ge=1, description="steps between two looks")
+    window: int = Field(200, ge=20, description="steps that the loss's level, spread and spikes are told from")
+    spike_z: float = Field(6.0, gt=0.0, description="a loss so many robust standard deviations above the median is a spike")
+    probe_samples: int = Field(2, ge=0, description="held-out samples whose activations are looked at; 0: none")
+    histograms: bool = Field(True, description="gradients and activations as histograms in TensorBoard")
 
 
 class EvalConfig(Section):

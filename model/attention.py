@@ -47,7 +47,10 @@ class AttentionCore(nn.Cell):
 
 
 class CausalSelfAttention(nn.Cell):
-    """Multi-head attention in which a position sees itself and those before it: [batch * seq, hidden] -> the same."""
+    """Multi-head attention in which a position sees itself and those before it.
+
+    construct: [batch * seq, hidden] -> (the same, the weights of the values [batch, heads, seq, seq]).
+    """
 
     def __init__(self, config: ModelConfig, salt: int):
         super().__init__()
@@ -67,8 +70,8 @@ class CausalSelfAttention(nn.Cell):
         q = self.split_q(self.reshape(self.query(x), shape), swap)
         k = self.split_k(self.reshape(self.key(x), shape), swap)
         v = self.split_v(self.reshape(self.value(x), shape), swap)
-        y = self.core(q, k, v, keys)[0]
-        return self.output(self.reshape(self.join(y, swap), x.shape))
+        y, weights = self.core(q, k, v, keys)
+        return self.output(self.reshape(self.join(y, swap), x.shape)), weights
 
     def shard(self, mesh: Mesh) -> None:
         """Heads over tp."""

@@ -40,7 +40,7 @@ class CachedBlock(nn.Cell):
     def construct(self, x, slots, mask, rows):
         """slots int32 [n, t, heads, 3] (row, head, slot), mask float32 [n, heads, t, window], rows int32 [n] or None: all."""
         x = x + self.attend(self.block.norm1(x), slots, mask, rows)
-        return x + self.block.mlp(self.block.norm2(x))
+        return x + self.block.mlp(self.block.norm2(x))[0]
 
     def attend(self, x, slots, mask, rows):
         """Attention to the row's slots, once the new tokens have theirs."""

@@ -43,7 +43,7 @@ class Embedding(nn.Cell):
 
 
 class MLP(nn.Cell):
-    """Linear, GELU, Linear: [rows, hidden] -> [rows, hidden]."""
+    """Linear, GELU, Linear: [rows, hidden] -> (the same, what goes into the GELU [rows, inner width])."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -52,7 +52,8 @@ class MLP(nn.Cell):
         self.down = Linear(config.ffn_size, config.hidden_size, "row")
 
     def construct(self, x):
-        return self.down(self.gelu(self.up(x)))
+        inner = self.up(x)
+        return self.down(self.gelu(inner)), inner
 
     def shard(self, mesh: Mesh) -> None:
         """The inner width over tp."""
@@ -61,7 +62,11 @@ class MLP(nn.Cell):
 
 
 class Block(nn.Cell):
-    """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)); [batch * seq, hidden] -> the same."""
+    """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    construct: [batch * seq, hidden], positions -> (the same, attention's weights [batch, heads, seq, seq], what goes into the
+        GELU [batch * seq, inner width]). The last two are for who watches the model, and cost nothing where nobody does.
+    """
 
     def __init__(self, config: ModelConfig, index: int, seed: int):
         super().__init__()
@@ -75,8 +80,10 @@ class Block(nn.Cell):
     def construct(self, x, positions):
         batch = positions.shape[0]
         keys = self.row_keys(positions, x.shape[0] // batch)
-        x = self.add1(x, self.dropout1(self.attention(self.norm1(x), keys, batch), keys))
-        return self.add2(x, self.dropout2(self.mlp(self.norm2(x)), keys))
+        y, weights = self.attention(self.norm1(x), keys, batch)
+        x = self.add1(x, self.dropout1(y, keys))
+        y, inner = self.mlp(self.norm2(x))
+        return self.add2(x, self.dropout2(y, keys)), weights, inner
 
     def shard(self, mesh: Mesh) -> None:
         """Batch over dp; heads and inner width over tp; with sequence parallelism the rest over tp by rows."""
@@ -109,7 +116,7 @@ class GPT(nn.Cell):
         """positions int32 [batch]: each sample's place in the run, from which its dropout masks follow."""
         x, table = self.embedding(ids, self.row_keys(positions, ids.shape[1]))
         for block in self.blocks:
-            x = block(x, positions)
+            x = block(x, positions)[0]
         return self.norm(x), table
 
     def shard(self, mesh: Mesh) -> None:

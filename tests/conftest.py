@@ -14,6 +14,7 @@ TINY = {
     "train": {"total_steps": 20, "global_batch_size": 4, "micro_batch_size": 2, "lr": 1e-2, "warmup_steps": 3,
               "log_every_steps": 5},
     "precision": {"loss_scale": {"dynamic": True, "initial": 1024.0, "growth_interval": 6}},
+    "health": {"every_steps": 5, "probe_samples": 0},
     "eval": {"stage": {"every": 0.25, "num_batches": 2, "tasks": ["cloze"], "max_questions": 4, "time_budget": None},
              "deep": {"at": [0.5], "samples": 1, "max_new_tokens": 4, "instructions": False, "safety": False}},
     "ckpt": {"every_steps": 5},

@@ -1,8 +1,9 @@
-"""From a config to the cells that are compiled: the training step and the evaluation step, for any mesh."""
+"""From a config to the cells that are compiled: the training step, the evaluation step and the probe, for any mesh."""
 import mindspore as ms
 from mindspore import nn
 
 from data.tokenizer import PAD_ID
+from eval.health.probe import ProbeStep
 from eval.step import EvalStep
 from model.gpt import GPT, GPTLoss, recompute
 from parallel.context import auto_parallel
@@ -44,6 +45,16 @@ def build_eval_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches: 
     if is_sharded(mesh):
         shard(network, plan_of(config, mesh, num_micro_batches)[1])
     return network
+
+
+def build_probe_step(gpt: GPT, config: RunConfig, mesh: Mesh, batch: int, seq: int) -> nn.Cell:
+    """The step that looks at activations, as it is to be called with ids [batch / dp, seq]; not for a pipeline, whose last stage
+    alone could give anything back."""
+    step = ProbeStep(gpt, batch, seq)
+    if not is_sharded(mesh):
+        return step
+    step.shard(mesh)
+    return auto_parallel(step, mesh, config.parallel, ((mesh.dp, 1),))
 
 
 def shard(network: GPTLoss | EvalStep, plan: Plan) -> None:

@@ -8,7 +8,7 @@ from mindspore.train import Callback
 
 class Clock(Callback):
     """Seconds of this process by kind: `compile` (all until the first step is done), `data` (waiting for batches), `fetch`,
-    `log`, `eval`, `ckpt`.
+    `log`, `health`, `eval`, `ckpt`.
 
     First in the list of callbacks: the gap between the end of one step and the beginning of the next, less what the other
     callbacks measured in it, is the time that the loop waited for data.

@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from ckpt.config import CkptConfig
 from data.config import DataConfig
-from eval.config import EvalConfig
+from eval.config import EvalConfig, HealthConfig
 from model.config import ModelConfig
 from parallel import config_file
 from parallel.config import ParallelConfig, Section
@@ -70,6 +70,7 @@ class RunConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     train: TrainConfig = TrainConfig()
     precision: PrecisionConfig = PrecisionConfig()
+    health: HealthConfig = HealthConfig()
     eval: EvalConfig = EvalConfig()
     ckpt: CkptConfig = CkptConfig()
 

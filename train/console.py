@@ -82,8 +82,8 @@ def summary(report: dict, folder: Path) -> None:
     if report["val_perplexity"]:
         say(f"  validation   loss {report['val_loss']:.4f}, perplexity {report['val_perplexity']:.1f}, accuracy "
             f"{report['val_accuracy']:.1%}  (a unigram model: perplexity {report['unigram_perplexity']:.0f})")
-    say(f"  time         evaluation {report['eval_time_fraction']:.1%}, waiting for data {report['data_wait_fraction']:.1%}, "
-        f"checkpoints {report['checkpoint_time_fraction']:.1%}")
+    say(f"  time         evaluation {report['eval_time_fraction']:.1%}, health {report['health_time_fraction']:.1%}, "
+        f"waiting for data {report['data_wait_fraction']:.1%}, checkpoints {report['checkpoint_time_fraction']:.1%}")
     say(f"  memory       at most {report['peak_memory_bytes'] / 2**30:.2f} GiB on each of {report['world_size']} rank(s)")
     say(f"  written to   {shown(folder)}: report.json, metrics.jsonl, checkpoints/, eval/")
     say(f"  look         bash run_scripts/tensorboard.sh {shlex.quote(shown(folder))}")

@@ -22,6 +22,13 @@ class Cut:
         """Of the whole tensor."""
         return self._parameter(name).shape
 
+    def share(self, name: str) -> float:
+        """1 / how many ranks hold the same values of a parameter; 0 for a copy that its owner's stage counts."""
+        p, stage = self.owners[_plain(name)]
+        if stage != self.plan.mesh.stage:
+            return 0.0
+        return 1.0 if p.sharded(self.plan) else 1.0 / p.copies(self.plan)
+
     def part(self, name: str, whole: np.ndarray) -> np.ndarray:
         """What this rank holds of a tensor."""
         p, plan = self._parameter(name), self.plan

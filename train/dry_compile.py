@@ -39,7 +39,7 @@ def compile_plan(config: RunConfig, world_size: int, ranks: Sequence[int], kinds
     """The folder with the compiled graphs of `ranks`, from the cache where they are there already.
 
     Args:
-        kinds: of "train" and "eval".
+        kinds: of train.compile_rank.CELLS.
         on_done: is told of each rank that had to be compiled.
 
     Raises CompileError, and UserError where this machine cannot do dry runs.

@@ -28,6 +28,7 @@ from parallel.mesh import Mesh
 from train import console, state
 from train.build import build_gpt, build_train_step, compiled, is_sharded
 from train.callbacks.evaluate import Evaluate, due_steps
+from train.callbacks.health import build_health
 from train.callbacks.monitor import Monitor, peak_memory_bytes
 from train.callbacks.save import Save
 from train.checks import plan
@@ -192,6 +193,8 @@ class Training:
             return
         if c.eval.deep.enabled and self.mesh.tp * self.mesh.pp > 1:
             self.notes.append("eval.deep: a model that is cut over tp or pp writes no texts in this version")
+        if c.health.enabled and c.health.probe_samples and self.mesh.pp > 1:
+            self.notes.append("health: a pipeline shows no activations in this version")
         tokens = t.global_batch_size * c.data.seq_length
         train_set = self.manifest.sets["train"]
         console.header([
@@ -223,7 +226,10 @@ class Training:
             replace_text(folder / "config.yaml", config_file.dump(c))
             board = TensorBoard(folder / "tensorboard", self.first_step)
             sinks = [MetricsLog(folder / "metrics.jsonl", self.first_step), board, console.Console(t.total_steps)]
-        monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples)
+        health = build_health(clock, c, self.first_step, self.step, self.gpt, self.mesh, self.cut, self.manifest)
+        if health:
+            health.board = board
+        monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples, health)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
         save = Save(clock, monitor, lambda: state.capture(self.step, monitor.consumed_samples, c, self.identity, self.cut),
                     self.root,
@@ -233,7 +239,10 @@ class Training:
         try:
             evaluate.warm_up(c.eval.stage)
             if steps:
-                Model(self.network).train(1, dataset, callbacks=[clock, monitor, evaluate, save], dataset_sink_mode=False)
+                if health:
+                    health.warm_up()
+                callbacks = [clock, *[health] * (health is not None), monitor, evaluate, save]
+                Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
             else:  # killed between its last checkpoint and its report
                 evaluate.again()
             self.report(clock, monitor, evaluate)
@@ -269,6 +278,7 @@ class Training:
             "validation": evaluate.last.get("corpora"),
             "tokens_per_second": monitor.tokens / clock.training() if monitor.tokens else None, "train_seconds": seconds,
             "compile_seconds": clock.seconds["compile"], "eval_time_fraction": clock.seconds["eval"] / seconds,
+            "health_time_fraction": clock.seconds["health"] / seconds,
             "data_wait_fraction": clock.seconds["data"] / seconds, "checkpoint_time_fraction": clock.seconds["ckpt"] / seconds,
             "peak_memory_bytes": peak, "checkpoints": [str(f) for f in store.steps(self.root)],
             "versions": {"mindspore": ms.__version__, "numpy": np.__version__, "python": platform.python_version()},

@@ -8,6 +8,14 @@ from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from train.config import TrainConfig
 
 
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """What `Schedule` gives for the step after `step` updates, computed apart from it: to hold a run's rate against."""
+    share = min(max((step - config.warmup_steps) / max(1, config.total_steps - config.warmup_steps), 0.0), 1.0)
+    shape = {"constant": 1.0, "linear": 1.0 - share, "cosine": 0.5 + 0.5 * math.cos(share * math.pi)}[config.schedule]
+    floor = config.lr if config.schedule == "constant" else config.min_lr
+    return (floor + (config.lr - floor) * shape) * min((step + 1) / max(config.warmup_steps, 1), 1.0)
+
+
 class Schedule(LearningRateSchedule):
     """Linear warm-up to `lr`, then cosine, linear or constant down to `min_lr` at the end of the run.
 

@@ -79,6 +79,6 @@ class TrainStep(nn.Cell):
         lr = self.schedule(self.steps)
         self.update(finite, grads, factor, lr)
         norm = self.gradients.clear(norm)
-        self.scaler(finite)
+        finite = self.scaler(finite)
         self.steps = self.steps + 1
         return loss / count, norm, scale, F.logical_not(finite), lr, count

@@ -3,13 +3,18 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 from tensorboardX import SummaryWriter
 
+from eval.health.histogram import LIMITS, Histogram
 from train.metrics_log import finite
 
 TAGS = {"loss": "train/loss", "lr": "train/learning_rate", "grad_norm": "train/grad_norm", "loss_scale": "train/loss_scale",
         "overflow": "train/overflow", "tokens_per_second": "speed/tokens_per_second", "step_seconds": "speed/step_seconds",
         "data_wait": "speed/data_wait_fraction", "memory_bytes": "speed/memory_bytes"}
+HEALTH_TAGS = {"loss_mean": "health/loss_mean", "loss_std": "health/loss_std", "loss_z": "health/loss_robust_z",
+               "spikes": "health/loss_spikes", "overflow_rate": "health/overflow_rate",
+               "lr_expected": "health/learning_rate_of_schedule"}
 
 
 class TensorBoard:
@@ -24,12 +29,25 @@ class TensorBoard:
         """The scalars of some steps."""
         for row in rows:
             self.scalars(row["step"], {tag: row.get(key) for key, tag in TAGS.items()})
+            if health := row.get("health"):
+                self.scalars(row["step"], {tag: health[key] for key, tag in HEALTH_TAGS.items()})
+                for layer, figures in health["layers"].items():
+                    self.scalars(row["step"], {f"health_{key}/{layer}": value for key, value in figures.items()})
 
     def scalars(self, step: int, values: dict) -> None:
         """Tag -> value; None (not computed) is left out, and so is what is not finite."""
         for tag, value in values.items():
             if value is not None and finite(float(value)) is not None:
                 self.writer.add_scalar(tag, float(value), step)
+
+    def histogram(self, step: int, tag: str, picture: Histogram) -> None:
+        """One histogram; an empty one is left out."""
+        used = np.flatnonzero(picture.counts)
+        if used.size:
+            buckets = slice(max(used[0] - 1, 0), used[-1] + 2)  # with an empty one on each side: readers draw from its limit on
+            self.writer.add_histogram_raw(tag, picture.low, picture.high, int(picture.counts.sum()), picture.total,
+                                          picture.squares, np.minimum(LIMITS[buckets], 1e30).tolist(),
+                                          picture.counts[buckets].tolist(), step)
 
     def text(self, step: int, tag: str, text: str) -> None:
         """One text, as Markdown."""

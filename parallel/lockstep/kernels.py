@@ -203,7 +203,8 @@ BINARY: dict[str, Callable] = {  # of two tensors, or of a tensor and a number
 KERNELS: dict[str, Callable] = {op: arithmetic(f) for op, f in BINARY.items()} | {
     "SubScalar": lambda x, y, alpha=1: x - number_like(alpha * y, x), "AddN": add_n,
     # element by element
-    "Neg": np.negative, "Square": np.square, "Round": np.round, "IsFinite": np.isfinite, "LogicalNot": np.logical_not,
+    "Neg": np.negative, "Abs": np.abs, "Square": np.square, "Round": np.round, "IsFinite": np.isfinite,
+    "LogicalNot": np.logical_not,
     "Exp": in_float32(np.exp), "Log": in_float32(np.log), "Sqrt": in_float32(np.sqrt), "Cos": in_float32(np.cos),
     "Sin": in_float32(np.sin), "Rsqrt": in_float32(lambda x: 1 / np.sqrt(x)), "Reciprocal": in_float32(lambda x: 1 / x),
     "ReLU": lambda x: np.maximum(x, np.zeros((), x.dtype)), "ReluGrad": lambda dy, y: dy * (y > 0),

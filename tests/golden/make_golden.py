@@ -3,9 +3,11 @@
 What PyTorch and transformers compute for a tiny GPT-2, for the tests that have neither (tests/*/test_*golden.py, tests/ckpt).
 
     gpt2/                 the model as GPT2LMHeadModel.save_pretrained writes it
-    expected.safetensors  tokens [batch, seq], logits, and the gradient of every parameter (`grad.<name>`) of the mean loss
+    expected.safetensors  tokens [batch, seq], logits, and the gradient of every parameter (`grad.<name>`) of the mean loss; of
+                          each block its output, attention's weights, the GELU's input (`output.<i>`, `weights.<i>`, `inner.<i>`)
     training.safetensors  tokens [steps, batch, seq + 1], the weights after the last step of each run (`<run>.<name>`)
-    golden.json           the loss; of each run the settings, losses, gradient norms and learning rates
+    golden.json           the loss; of each run the settings, losses, gradient norms and learning rates, and for each step and
+                          layer (LAYERS) the norm of its gradients, of its weights after the step, and |update| / |weights before|
 
 Token 0 is the pad: as a label it counts nowhere. All in float32 on CPU, dropout 0. Nothing of MindGPT is used here.
 """
@@ -28,6 +30,8 @@ CONFIG = GPT2Config(vocab_size=96, n_positions=16, n_embd=32, n_layer=2, n_head=
 TRAINING = {"total_steps": 8, "warmup_steps": 2, "lr": 1e-3, "min_lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8,
             "weight_decay": 0.1, "clip_norm": 3.6, "global_batch_size": 4}
 RUNS = {"usual": TRAINING, "large_eps": {**TRAINING, "betas": [0.9, 0.999], "eps": 1e-4, "clip_norm": 1.0}}
+LAYERS = {"embedding": ("transformer.wte", "transformer.wpe"), "block_00": ("transformer.h.0.",),
+          "block_01": ("transformer.h.1.",), "norm": ("transformer.ln_f",)}
 LENGTHS = ([17, 17, 17, 17], [17, 9, 3, 12], [4, 2, 17, 17], [17, 17, 2, 3], [11, 17, 5, 17])  # tokens before the pads
 
 
@@ -63,16 +67,43 @@ def expected() -> tuple[dict, float]:
     output = model(input_ids=tokens, labels=tokens.masked_fill(tokens == PAD, IGNORED))
     output.loss.backward()
     gradients = {f"grad.{name}": p.grad for name, p in model.named_parameters()}
-    return {"tokens": tokens, "logits": output.logits.detach(), **gradients}, output.loss.item()
+    return {"tokens": tokens, "logits": output.logits.detach(), **gradients, **inside(model, tokens)}, output.loss.item()
 
 
-def train(model: GPT2LMHeadModel, batches: torch.Tensor, settings: dict) -> dict[str, list[float]]:
-    """torch.optim.AdamW with decay on matrices alone, clip_grad_norm_, the schedule; losses, norms before clipping, rates."""
+def inside(model: GPT2LMHeadModel, tokens: torch.Tensor) -> dict:
+    """What passes through each block in a forward pass."""
+    seen = {}
+    for i, block in enumerate(model.transformer.h):
+        for name, module in (("output", block), ("inner", block.mlp.c_fc)):
+            def keep(_module, _inputs, output, key=f"{name}.{i}"):
+                seen[key] = (output[0] if isinstance(output, tuple) else output).detach().clone()
+            module.register_forward_hook(keep)
+    weights = model(input_ids=tokens, output_attentions=True).attentions
+    return seen | {f"weights.{i}": w.detach().clone() for i, w in enumerate(weights)}
+
+
+def layer_figures(model: GPT2LMHeadModel, before: dict, gradients: dict) -> dict[str, list[float]]:
+    """One step's figures of each layer, from the weights before it and its gradients before clipping."""
+    found = {}
+    for layer, prefixes in LAYERS.items():
+        names = [n for n in before if n.startswith(prefixes)]
+        now = {n: p.detach() for n, p in model.named_parameters()}
+
+        def norm(tensors: list) -> float:
+            return torch.cat([t.flatten() for t in tensors]).double().norm().item()
+        weights = norm([before[n] for n in names])
+        found[layer] = [norm([gradients[n] for n in names]), norm([now[n] for n in names]),
+                        norm([now[n] - before[n] for n in names]) / weights]
+    return found
+
+
+def train(model: GPT2LMHeadModel, batches: torch.Tensor, settings: dict) -> dict[str, list]:
+    """torch.optim.AdamW, decay on matrices alone, clip_grad_norm_, schedule; losses, norms before clipping, rates, by layer."""
     parameters = list(model.parameters())
     groups = [{"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings["weight_decay"]},
               {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=tuple(settings["betas"]), eps=settings["eps"])
-    figures = {"losses": [], "grad_norms": [], "lrs": []}
+    figures, layers = {"losses": [], "grad_norms": [], "lrs": []}, []
     for update, tokens in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(update, settings)
@@ -80,11 +111,14 @@ def train(model: GPT2LMHeadModel, batches: torch.Tensor, settings: dict) -> dict
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=PAD)
         optimizer.zero_grad()
         loss.backward()
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
         norm = torch.nn.utils.clip_grad_norm_(parameters, settings["clip_norm"])
         optimizer.step()
+        layers.append(layer_figures(model, before, gradients))
         for key, value in zip(figures, (loss.item(), norm.item(), learning_rate(update, settings)), strict=True):
             figures[key].append(value)
-    return figures
+    return {**figures, "layers": layers}
 
 
 def main() -> None:

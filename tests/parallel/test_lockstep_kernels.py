@@ -102,7 +102,7 @@ OTHERS = {
     "Mul int32": (apply("Mul"), BITS, BITS_2), "Add int32": (apply("Add"), BITS, BITS_2),
     "Sub int32": (apply("Sub"), BITS, BITS_2),
     "FloorDiv": (apply("FloorDiv"), BITS, IDS[0]), "Argmax": (apply("Argmax"), X), "IsFinite": (apply("IsFinite"), ODD),
-    "Round": (apply("Round"), ODD[4:].copy()), "Numbers": (Numbers(), X, BITS), "Made": (Made(), X),
+    "Round": (apply("Round"), ODD[4:].copy()), "Abs": (apply("Abs"), X), "Numbers": (Numbers(), X, BITS), "Made": (Made(), X),
     "OneHot": (apply("OneHot", 5, tensor(1.0), tensor(-0.5)), IDS_2D),
     "UnsortedSegmentSum": (apply("UnsortedSegmentSum", 5), X, IDS), "Cast bool": (apply("Cast", ms.bool_), ODD),
     "UnsortedSegmentSum 2": (apply("UnsortedSegmentSum", 4), CUBE[:, :3].copy(), IDS_2D),

@@ -1,5 +1,6 @@
 """The figures of each step, to the console, metrics.jsonl and TensorBoard."""
 import resource
+from typing import Protocol
 
 import mindspore as ms
 import psutil
@@ -22,16 +23,29 @@ def memory_bytes() -> int:
     return int(ms.runtime.memory_allocated())
 
 
+class Examiner(Protocol):
+    """Who has something to say of some steps."""
+
+    def due(self, step: int) -> bool:
+        """Whether it has of this one."""
+
+    def examine(self, rows: list[dict]) -> None:
+        """See each step's row once, in order; may add to it."""
+
+
 class Monitor(Callback):
     """Keeps the step's outputs on the device and fetches them every `every` steps, so that no step waits for the host.
 
     Args:
         sinks: objects with write(rows), sync() and close(); none on ranks other than 0.
         last_step: the step that this process starts after.
+        examiner: sees the rows before the sinks do; they are fetched at its steps too.
     """
 
-    def __init__(self, clock: Clock, sinks: list, every: int, last_step: int, global_batch_size: int, consumed_samples: int):
+    def __init__(self, clock: Clock, sinks: list, every: int, last_step: int, global_batch_size: int, consumed_samples: int,
+                 examiner: Examiner | None = None):
         super().__init__()
+        self.examiner = examiner
         self.clock, self.sinks, self.every = clock, sinks, every
         self.global_batch_size, self.consumed_samples = global_batch_size, consumed_samples
         self.step, self.pending, self.rows_written = last_step, [], 0
@@ -47,7 +61,7 @@ class Monitor(Callback):
         self.pending.append((self.step, self.consumed_samples, run_context.original_args().net_outputs))
         if self.rows_written == 0 and len(self.pending) == 1:
             self.mark = self._now()  # the first step compiles: its time does not count, nor do its tokens
-        if self.step % self.every == 0:
+        if self.step % self.every == 0 or (self.examiner and self.examiner.due(self.step)):
             self.flush()
 
     def flush(self) -> None:
@@ -64,6 +78,8 @@ class Monitor(Callback):
         rows = [{"step": step, "loss": loss, "lr": lr, "grad_norm": norm, "loss_scale": scale, "overflow": bool(overflow),
                  "consumed_samples": consumed, "tokens": int(count), **shared, "memory_bytes": memory_bytes()}
                 for step, consumed, (loss, norm, scale, overflow, lr, count) in fetched]
+        if self.examiner:
+            self.examiner.examine(rows)
         with self.clock.measure("log"):
             for sink in self.sinks:
                 sink.write(rows)

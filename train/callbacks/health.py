@@ -1,0 +1,119 @@
+"""The tier `health`: looks at a step from both sides, and adds what it saw to the step's row."""
+from itertools import zip_longest
+
+import numpy as np
+from mindspore.train import Callback
+
+from data.dataset import valid_dataset
+from data.manifest import Manifest
+from eval.health.layers import LayerWatch, Watched
+from eval.health.losses import LossWindow
+from eval.health.probe import Probe, probe_ids
+from model.gpt import GPT
+from parallel.mesh import Mesh
+from train.build import build_probe_step
+from train.clock import Clock
+from train.config import RunConfig
+from train.cut import Cut
+from train.schedule import learning_rate
+from train.step import TrainStep
+from train.tensorboard import TensorBoard
+
+
+class Health(Callback):
+    """Due every `every_steps` steps, the same on all ranks. It stands before the monitor, which calls `examine`.
+
+    Args:
+        watch: the layers; None on a rank that holds the same values as rank 0.
+        probe: the activations; None where none are looked at.
+    """
+
+    def __init__(self, clock: Clock, config: RunConfig, last_step: int, watch: LayerWatch | None, probe: Probe | None):
+        super().__init__()
+        self.clock, self.config, self.settings = clock, config, config.health
+        self.step, self.watch, self.probe = last_step, watch, probe
+        self.window = LossWindow(self.settings.window, self.settings.spike_z)
+        self.board: TensorBoard | None = None
+        self.layers: dict[int, dict] = {}  # step -> layer -> figures, until its row comes by
+
+    def due(self, step: int) -> bool:
+        """Whether this step is looked at."""
+        return step % self.settings.every_steps == 0
+
+    def warm_up(self) -> None:
+        """Compile."""
+        if self.probe:
+            with self.clock.measure("compile"):
+                self.probe.run(False)
+
+    def on_train_step_begin(self, run_context):
+        if self.watch and self.due(self.step + 1):
+            with self.clock.measure("health"):
+                self.watch.before()
+
+    def on_train_step_end(self, run_context):
+        self.step += 1
+        if self.watch and self.due(self.step):
+            with self.clock.measure("fetch"):  # on an asynchronous device this waits for the step itself
+                _, norm, _, overflow, *_ = (x.asnumpy().item() for x in run_context.original_args().net_outputs)
+            with self.clock.measure("health"):
+                self.layers[self.step] = self.look(None if overflow else 1.0 / clip_factor(norm, self.config.train.clip_norm))
+
+    def look(self, scale: float | None) -> dict[str, dict]:
+        """The figures of each layer now; the histograms go to TensorBoard. For `scale` see LayerWatch.after."""
+        figures, gradients = self.watch.after(scale, self.settings.histograms)
+        outputs = {}
+        if self.probe:
+            seen, outputs = self.probe.run(self.settings.histograms)
+            figures = {layer: {**values, **seen.get(layer, {})} for layer, values in figures.items()}
+        if self.board:
+            for kind, pictures in (("gradients", gradients), ("activations", outputs)):
+                for layer, picture in pictures.items():
+                    self.board.histogram(self.step, f"{kind}/{layer}", picture)
+        return figures
+
+    def examine(self, rows: list[dict]) -> None:
+        """Follow the loss; add `health` to the rows of the steps that were looked at."""
+        for row in rows:
+            self.window.add(row["loss"], row["overflow"])
+            if self.due(row["step"]):
+                row["health"] = {**self.window.figures(), "lr_expected": learning_rate(self.config.train, row["step"] - 1),
+                                 "layers": self.layers.pop(row["step"], {})}
+
+
+def clip_factor(norm: float, clip_norm: float | None) -> float:
+    """What TrainStep multiplies gradients of this global norm by."""
+    return 1.0 if clip_norm is None else min(clip_norm / (norm + 1e-6), 1.0)
+
+
+def probe_tokens(config: RunConfig, manifest: Manifest) -> np.ndarray | None:
+    """health.probe_samples held-out samples, of each corpus in turn: int32 [samples, seq + 1]; None: there are none."""
+    wanted, corpora = config.health.probe_samples, []
+    for name in manifest.valid_sets if wanted else ():
+        if dataset := valid_dataset(manifest, config.data, name, wanted, 1, 0, 1):
+            corpora.append([tokens[0] for tokens, in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True)])
+    found = [sample for row in zip_longest(*corpora) for sample in row if sample is not None][:wanted]
+    return np.stack(found) if found else None
+
+
+def build_health(clock: Clock, config: RunConfig, last_step: int, step: TrainStep, gpt: GPT, mesh: Mesh, cut: Cut | None,
+                 manifest: Manifest) -> Health | None:
+    """The tier as the config says; None: switched off."""
+    if not config.health.enabled:
+        return None
+    watch, optimizer = None, step.optimizer
+    if cut or mesh.rank == 0:
+        watched = [Watched(weight, moment, cut.share(weight.name) if cut else 1.0)
+                   for weight, moment in zip(step.weights, optimizer.moment1, strict=True)]
+        watch = LayerWatch(watched, config.model.num_layers, config.train.betas[0], everywhere=cut is not None)
+    return Health(clock, config, last_step, watch, build_probe(config, gpt, mesh, cut, manifest) if watch else None)
+
+
+def build_probe(config: RunConfig, gpt: GPT, mesh: Mesh, cut: Cut | None, manifest: Manifest) -> Probe | None:
+    """None under a pipeline, and where there are no samples."""
+    tokens = probe_tokens(config, manifest)
+    if mesh.pp > 1 or tokens is None:
+        return None
+    part = (mesh.dp_rank, mesh.dp) if cut else (0, 1)
+    ids = probe_ids(np.resize(tokens, (-(-len(tokens) // part[1]) * part[1], tokens.shape[1])))  # as many for each rank
+    return Probe(gpt, ids, build_probe_step(gpt, config, mesh, *ids.shape), part)
