@@ -6,6 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import exact, metrics
+from train.callbacks.evaluate import REQUEST
 from train.callbacks.health import clip_factor
 from train.run import run
 from train.schedule import learning_rate
@@ -30,9 +31,13 @@ def looks(config) -> dict[int, dict]:
     return {row["step"]: row["health"] for row in metrics(config.run.folder) if "health" in row}
 
 
-def test_it_changes_nothing(watched, tiny):
+def test_it_changes_nothing(watched, tiny, capsys):
     config = tiny("health.enabled=false", *QUICK)
+    request = config.run.folder / REQUEST
+    request.parent.mkdir()
+    request.touch()
     run(config)
+    assert not request.exists() and "request_deep_eval: declined, this run has no tier deep" in capsys.readouterr().out
     rows = metrics(config.run.folder)
     assert exact(rows) == exact(metrics(watched.run.folder)) and not any("health" in row for row in rows)
 

@@ -48,8 +48,8 @@ class Evaluate(Callback):
     def on_train_step_end(self, run_context):
         step, tiers = self.monitor.step, self.tiers
         stage, deep = tiers.stage and step in self.stage_steps, tiers.deep and step in self.deep_steps
-        if tiers.deep and not deep and step % self.look_every == 0:
-            deep = bool(agreed((float(self.folder is not None and self.request.exists()),))[0])
+        if step % self.look_every == 0 and not deep:
+            deep = self.requested()
         if not (stage or deep):
             return
         self.monitor.flush()
@@ -69,6 +69,16 @@ class Evaluate(Callback):
                 reports.write(reports.path_of(self.folder, step), report)
                 reports.show(report, say)
                 reports.to_tensorboard(report, self.tensorboard)
+
+    def requested(self) -> bool:
+        """Whether somebody asks for the tier `deep` now; one that cannot be had is declined."""
+        found = self.folder is not None and self.request.exists()
+        if self.tiers.deep:
+            return bool(agreed((float(found),))[0])
+        if found:
+            self.request.unlink(missing_ok=True)
+            say(f"{reports.INDENT}{REQUEST}: declined, this run has no tier deep (eval.deep.enabled=false, or tp or pp above 1)")
+        return False
 
     def evaluate_stage(self, step: int) -> dict | None:
         """The tier `stage`, as much of it as the time budget allows; None if that is nothing."""

@@ -24,10 +24,7 @@ def memory_bytes() -> int:
 
 
 class Examiner(Protocol):
-    """Who has something to say of some steps."""
-
-    def due(self, step: int) -> bool:
-        """Whether it has of this one."""
+    """Who has something to say of the steps."""
 
     def examine(self, rows: list[dict]) -> None:
         """See each step's row once, in order; may add to it."""
@@ -39,7 +36,7 @@ class Monitor(Callback):
     Args:
         sinks: objects with write(rows), sync() and close(); none on ranks other than 0.
         last_step: the step that this process starts after.
-        examiner: sees the rows before the sinks do; they are fetched at its steps too.
+        examiner: sees the rows before the sinks do.
     """
 
     def __init__(self, clock: Clock, sinks: list, every: int, last_step: int, global_batch_size: int, consumed_samples: int,
@@ -61,7 +58,7 @@ class Monitor(Callback):
         self.pending.append((self.step, self.consumed_samples, run_context.original_args().net_outputs))
         if self.rows_written == 0 and len(self.pending) == 1:
             self.mark = self._now()  # the first step compiles: its time does not count, nor do its tokens
-        if self.step % self.every == 0 or (self.examiner and self.examiner.due(self.step)):
+        if self.step % self.every == 0:
             self.flush()
 
     def flush(self) -> None:
