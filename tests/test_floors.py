@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "train": {"parallel", "model", "data", "ckpt", "eval"},
 }
 # Commands that need a checkpoint are named for what they do, and hand over to train.
-COMMANDS = ("eval/__main__.py", "model/generate.py")
+COMMANDS = ("eval/__main__.py", "eval/lm_eval_adapter.py", "model/generate.py")
 
 
 def imported_rooms(source: str) -> set[str]:

@@ -99,6 +99,11 @@ class RunConfig(Section):
         return self
 
 
+# For a checkpoint's config. Its weights are whole, so the mesh need not be the one that they were trained under.
+ONE_CARD = ["parallel.dp=auto", "parallel.tp=1", "parallel.pp=1", "parallel.num_micro_batches=auto", "parallel.virtual_stages=1",
+            "parallel.stage_layers=auto", "parallel.sequence_parallel=false"]
+
+
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Read and check a run's YAML file, with `key=value` overrides. Raises UserError."""
     return config_file.load(path, RunConfig, overrides or [])

@@ -9,13 +9,9 @@ from pathlib import Path
 from ckpt import store
 from parallel.errors import UserError
 from train import reports
-from train.config import load_config
+from train.config import ONE_CARD, load_config
 from train.launch import free_port
 from train.workers import Topology, run_workers
-
-# The weights in a checkpoint are whole, so the mesh need not be the one that they were trained under.
-ONE_CARD = ["parallel.dp=auto", "parallel.tp=1", "parallel.pp=1", "parallel.num_micro_batches=auto", "parallel.virtual_stages=1",
-            "parallel.stage_layers=auto", "parallel.sequence_parallel=false"]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,15 +1,17 @@
-"""The tiers on the weights of a checkpoint (see train/evaluate.py for the command)."""
+"""The weights of a checkpoint to work with, and the tiers on them (see train/evaluate.py for the command)."""
 from pathlib import Path
 
+from ckpt import store
 from ckpt.store import MODEL, Checkpoint
 from data.manifest import Manifest, load_manifest
+from data.tokenizer import Tokenizer
 from model.gpt import GPT
 from parallel import context
 from parallel.errors import UserError
-from parallel.mesh import make_mesh, micro_batches
+from parallel.mesh import Mesh, make_mesh, micro_batches
 from train import reports, state
 from train.build import build_gpt
-from train.config import RunConfig
+from train.config import ONE_CARD, RunConfig, load_config
 from train.console import header, say, shown
 from train.run import resolve_vocab_size
 from train.tiers import build_tiers
@@ -41,6 +43,19 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Checkpoint, folder: Path,
         reports.show(report, say)
         if target:
             reports.write(target, report)
+
+
+def open_model(path: Path, overrides: list[str]) -> tuple[RunConfig, GPT, Tokenizer]:
+    """A checkpoint's config, model and tokenizer on one card. Raises UserError."""
+    folder = store.given(path)
+    checkpoint = store.load_given(folder)
+    config = load_config(folder / store.CONFIG, ONE_CARD + overrides)
+    context.start()
+    manifest = load_manifest(config.data)
+    config = resolve_vocab_size(config, manifest)
+    gpt = build_gpt(config, Mesh(1)).set_train(False)
+    set_weights(gpt, config, checkpoint, manifest, folder)
+    return config, gpt, Tokenizer.load(config.data.prepared_dir / "tokenizer.model")
 
 
 def set_weights(gpt: GPT, config: RunConfig, checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> None:

@@ -3,10 +3,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ckpt import store
 from parallel.errors import UserError
-from train.config import load_config
-from train.evaluate import ONE_CARD
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,28 +33,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def generate(options: argparse.Namespace) -> None:
     """Print each text as it comes."""
-    folder = store.given(options.checkpoint)
-    checkpoint = store.load_given(folder)
-    config = load_config(folder / store.CONFIG, ONE_CARD + options.overrides)
-    from model.sampling import Sampling
-    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.repetition_penalty)
     # Late, so that a refusal does not wait for MindSpore.
-    from data.manifest import load_manifest
-    from data.tokenizer import EOS_ID, Tokenizer
+    from data.tokenizer import EOS_ID
     from model.detokenizer import Detokenizer
+    from model.sampling import Sampling
     from model.writer import Writer
-    from parallel import context
-    from parallel.mesh import Mesh
-    from train.build import build_gpt
-    from train.evaluation import set_weights
-    from train.run import resolve_vocab_size
+    from train.evaluation import open_model
 
-    context.start()
-    manifest = load_manifest(config.data)
-    config = resolve_vocab_size(config, manifest)
-    gpt = build_gpt(config, Mesh(1)).set_train(False)
-    set_weights(gpt, config, checkpoint, manifest, folder)
-    tokenizer = Tokenizer.load(config.data.prepared_dir / "tokenizer.model")
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.repetition_penalty)
+    config, gpt, tokenizer = open_model(options.checkpoint, options.overrides)
     writer = Writer(gpt, 1, config.model.seq_length, EOS_ID)
     for prompt in options.prompt if options.prompt is not None else asked():
         shown = Detokenizer(tokenizer.decode)
