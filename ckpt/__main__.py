@@ -1,26 +1,34 @@
-"""python -m ckpt list | verify | import-hf | export-hf"""
+"""python -m ckpt list | verify | diff | reshard | import-hf | export-hf"""
 import argparse
 import sys
 from pathlib import Path
 
 from ckpt import hf, store
+from ckpt.reshard import differences, reshard
 from parallel.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0: done; 1: a broken checkpoint (verify); 2: the user's input is wrong and nothing was written."""
+    """Exit code 0: done; 1: a broken checkpoint (verify), or two that differ (diff); 2: wrong input, nothing was written."""
     parser = argparse.ArgumentParser(prog="python -m ckpt", description="Look at checkpoints, and convert them.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="the checkpoints of a run")
     listing.add_argument("folder", type=Path, metavar="RUN_OR_FOLDER", help="a run, or a folder of checkpoints")
     verifying = commands.add_parser("verify", help="hold every file against the manifest's sizes and SHA-256 sums")
     verifying.add_argument("folder", type=Path, metavar="CHECKPOINT", help="one checkpoint, or a run or folder of them: all")
+    comparing = commands.add_parser("diff", help="what differs between two checkpoints")
+    for name in ("a", "b"):
+        comparing.add_argument(name, type=Path, metavar=name.upper(), help="one checkpoint, or a folder of them: the newest")
+    cutting = commands.add_parser("reshard", help="write a checkpoint as the ranks of another mesh would")
     importing = commands.add_parser("import-hf", help="a GPT-2 of transformers (safetensors) to a checkpoint for ckpt.init_from")
     exporting = commands.add_parser("export-hf", help="a checkpoint to a folder for GPT2LMHeadModel.from_pretrained")
     importing.add_argument("source", type=Path, metavar="SRC", help="folder with config.json and model.safetensors")
     exporting.add_argument("source", type=Path, metavar="CHECKPOINT", help="one checkpoint, or a folder of them: the newest")
-    for command in (importing, exporting):
+    cutting.add_argument("source", type=Path, metavar="SRC", help="one checkpoint, or a folder of them: the newest")
+    for command in (importing, exporting, cutting):
         command.add_argument("target", type=Path, metavar="DST", help="folder to make; must not exist, or be empty")
+    for axis in ("dp", "tp", "pp"):
+        cutting.add_argument(f"--{axis}", type=int, default=1, metavar="N", help="of the other mesh (default 1)")
     options = parser.parse_args(arguments)
     try:
         return run(options)
@@ -34,6 +42,15 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(table(options.folder)))
     elif options.command == "verify":
         return verify(options.folder)
+    elif options.command == "diff":
+        lines = differences(options.a, options.b)
+        print("\n".join(lines or ["the same tensors, state and config"]))
+        return 1 if lines else 0
+    elif options.command == "reshard":
+        if min(options.dp, options.tp, options.pp) < 1:
+            raise UserError("--dp, --tp and --pp are numbers of ranks: give 1 or more")
+        print(f"{reshard(options.source, options.target, options.dp, options.tp, options.pp)}: for dp {options.dp} x tp "
+              f"{options.tp} x pp {options.pp}")
     elif options.command == "import-hf":
         model = hf.import_hf(options.source, options.target)
         print(f"{options.target}: weights for ckpt.init_from, of a run with\n  model:")
@@ -55,7 +72,7 @@ def table(folder: Path) -> list[str]:
     for path in found:
         state = store.read_state(path)
         size = sum(f.stat().st_size for f in path.iterdir())
-        parts = [part for part, name in store.TENSOR_FILES.items() if (path / name).exists()]
+        parts = [part for part in store.PARTS if store.files_of(part, [f.name for f in path.iterdir()])]
         lines.append(f"{path}  step {state['step']}  samples {state.get('consumed_samples', 0)}  {size / 1e6:.1f} MB  "
                      f"{' + '.join(parts)}")
     return lines

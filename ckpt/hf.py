@@ -14,7 +14,7 @@ import yaml
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
-from ckpt import store
+from ckpt import store, writing
 from parallel.errors import UserError
 from parallel.files import fsync_file, fsync_folder
 from parallel.yaml_tree import to_yaml
@@ -109,7 +109,7 @@ def import_hf(source: Path, target: Path) -> dict:
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     state = {"step": 0, "identity": {"model": model}}
-    store.write(target, store.Checkpoint({store.MODEL: weights}, state, to_yaml({"model": model})))
+    writing.write(target, store.Checkpoint({store.MODEL: weights}, state, to_yaml({"model": model})))
     return model
 
 

@@ -1,29 +1,27 @@
-"""Checkpoints on disk.
+"""Checkpoints on disk: where they are, whether they are whole, what is in them. `ckpt.writing` writes them.
 
     checkpoints/step_00000200/   model.safetensors  optimizer.safetensors  state.json  config.yaml  manifest.json
     checkpoints/latest           the name of the newest one, for people and scripts
 
-A checkpoint is written to a `.tmp-` folder, its files and their SHA-256 sums reach the disk, then the folder gets its name, then
-`latest` moves, then old ones go. Order is by the step in `state.json` alone: names and times of files may lie after a copy.
+Where several ranks write, each has files of its own, model-rank_00003.safetensors, with the parts of tensors that it held; what
+is read is the same whatever wrote it. Order is by the step in `state.json` alone: names and times of files may lie after a copy.
 
-safetensors' own reader and writer are used, not MindSpore's: `mindspore.save_checkpoint` does no fsync, removes an existing
-target before it writes, and its checksums are optional and unnoticed when missing.
+MindSpore's `save_checkpoint` is not used: it does no fsync, removes an existing target before it writes, and its checksums are
+optional and unnoticed when missing.
 """
 import json
-import os
-import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
+from ckpt.tensors import BrokenCheckpoint, Tensors
 from parallel.errors import UserError
-from parallel.files import fsync_file, fsync_folder, replace_text, sha256
+from parallel.files import sha256
 
-MODEL, OPTIMIZER, STATE, CONFIG, MANIFEST = "model", "optimizer", "state.json", "config.yaml", "manifest.json"
-TENSOR_FILES = {MODEL: "model.safetensors", OPTIMIZER: "optimizer.safetensors"}
+MODEL, OPTIMIZER, STATE, CONFIG, MANIFEST, LATEST = "model", "optimizer", "state.json", "config.yaml", "manifest.json", "latest"
+PARTS = (MODEL, OPTIMIZER)
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Checkpoint:
     hashes, versions ...), JSON; config: the resolved config as YAML.
     """
 
-    tensors: dict[str, dict[str, np.ndarray]]
+    tensors: dict[str, Mapping[str, np.ndarray]]
     state: dict
     config: str
 
@@ -44,57 +42,19 @@ class Checkpoint:
         return self.state["step"]
 
 
-class BrokenCheckpoint(Exception):
-    """A folder that is no whole checkpoint; the text says what is wrong with it."""
+def file_of(part: str, rank: int | None = None) -> str:
+    """The name of a file of tensors; rank: of the one that writes it, where several do."""
+    return f"{part}.safetensors" if rank is None else f"{part}-rank_{rank:05d}.safetensors"
+
+
+def files_of(part: str, names: Mapping | list) -> list[str]:
+    """Those of some files that hold tensors of a part."""
+    return sorted(n for n in names if n.endswith(".safetensors") and n.removesuffix(".safetensors").partition("-")[0] == part)
 
 
 def folder_of(root: Path, step: int) -> Path:
     """Where the checkpoint of a step lies."""
     return root / f"step_{step:08d}"
-
-
-def save(root: Path, checkpoint: Checkpoint, keep_last: int) -> Path:
-    """Write a checkpoint below `root`, make it `latest`, and remove older ones but for `keep_last` in all. Returns its folder."""
-    folder = folder_of(root, checkpoint.step)
-    for left_over in (*root.glob(".tmp-step_*"), *root.glob(".old-step_*")):  # of a process that was killed
-        shutil.rmtree(left_over)
-    write(folder, checkpoint)
-    replace_text(root / "latest", folder.name + "\n")
-    rotate(root, checkpoint.step, keep_last)
-    return folder
-
-
-def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint as `folder`, whole or not at all. What was there is replaced."""
-    final = Path(os.path.abspath(folder))
-    temporary, old = final.with_name(f".tmp-{final.name}"), final.with_name(f".old-{final.name}")
-    temporary.mkdir(parents=True)
-    for part, name in TENSOR_FILES.items():
-        if part in checkpoint.tensors:
-            save_file({n: np.ascontiguousarray(a) for n, a in checkpoint.tensors[part].items()}, temporary / name)
-    (temporary / STATE).write_text(json.dumps(checkpoint.state, indent=1), encoding="utf-8")
-    (temporary / CONFIG).write_text(checkpoint.config, encoding="utf-8")
-    files = {f.name: {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in sorted(temporary.iterdir())}
-    (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
-    for f in temporary.iterdir():
-        fsync_file(f)
-    fsync_folder(temporary)
-    if final.exists():  # a broken one: a run that goes on from an earlier step writes it again
-        final.rename(old)
-    temporary.rename(final)
-    fsync_folder(final.parent)
-    if old.exists():
-        shutil.rmtree(old)
-
-
-def rotate(root: Path, step: int, keep_last: int) -> None:
-    """Of the checkpoints up to `step`, remove all but the newest `keep_last`.
-
-    What does not bear the name that `save` gives, a copy that somebody keeps for example, is left alone.
-    """
-    ours = [folder for folder in steps(root) if (s := read_state(folder)["step"]) <= step and folder == folder_of(root, s)]
-    for folder in ours[:-keep_last]:
-        shutil.rmtree(folder)
 
 
 def steps(root: Path) -> list[Path]:
@@ -120,25 +80,44 @@ def read_state(folder: Path) -> dict:
     return state
 
 
-def problems_of(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint: files missing from its manifest or from the folder, of another size or SHA-256."""
+def manifest_of(folder: Path) -> dict[str, tuple[int, str]]:
+    """name -> (bytes, SHA-256) of every file of a checkpoint. Raises BrokenCheckpoint."""
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        expected = {name: (file["bytes"], file["sha256"]) for name, file in files.items()}
+        return {name: (file["bytes"], file["sha256"]) for name, file in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"{folder / MANIFEST} cannot be read ({error})"]
-    problems = [f"{folder / MANIFEST} names no {name}" for name in (STATE, CONFIG, TENSOR_FILES[MODEL]) if name not in expected]
-    for name, (size, digest) in expected.items():
-        path = folder / name
-        try:
-            found = path.stat().st_size
-            if found != size:
-                problems.append(f"{path} has {found} bytes, not {size}")
-            elif sha256(path) != digest:
-                problems.append(f"{path} was altered: its SHA-256 is not the manifest's")
-        except OSError as error:
-            problems.append(f"{path} cannot be read ({error})")
+        raise BrokenCheckpoint(f"{folder / MANIFEST} cannot be read ({error})") from None
+
+
+def problems_of(folder: Path, share: tuple[int, int] = (0, 1)) -> list[str]:
+    """What is wrong with a checkpoint: files missing from its manifest or from the folder, of another size or SHA-256.
+
+    Args:
+        share: (rank, count): of the SHA-256 sums only every count-th is looked at, so that ranks may share the work.
+    """
+    try:
+        expected = manifest_of(folder)
+    except BrokenCheckpoint as error:
+        return [str(error)]
+    problems = [f"{folder / MANIFEST} names no {name}" for name in (STATE, CONFIG) if name not in expected]
+    if not files_of(MODEL, expected):
+        problems.append(f"{folder / MANIFEST} names no {file_of(MODEL)}")
+    for number, (name, (size, digest)) in enumerate(sorted(expected.items())):
+        if problem := problem_of(folder / name, size, digest if number % share[1] == share[0] else None):
+            problems.append(problem)
     return problems
+
+
+def problem_of(path: Path, size: int, digest: str | None) -> str | None:
+    """What is wrong with a file of so many bytes and this SHA-256 (None: not looked at); None: nothing."""
+    try:
+        if (found := path.stat().st_size) != size:
+            return f"{path} has {found} bytes, not {size}"
+        if digest and sha256(path) != digest:
+            return f"{path} was altered: its SHA-256 is not the manifest's"
+    except OSError as error:
+        return f"{path} cannot be read ({error})"
+    return None
 
 
 def verify(folder: Path) -> None:
@@ -148,13 +127,19 @@ def verify(folder: Path) -> None:
 
 
 def load(folder: Path) -> Checkpoint:
-    """Read and verify a checkpoint. Raises BrokenCheckpoint."""
+    """Verify a checkpoint and open it. Raises BrokenCheckpoint."""
     verify(folder)
+    return opened(folder)
+
+
+def opened(folder: Path) -> Checkpoint:
+    """A checkpoint that has been verified. Raises BrokenCheckpoint."""
+    names = manifest_of(folder)
     try:
-        tensors = {part: load_file(folder / name) for part, name in TENSOR_FILES.items() if (folder / name).exists()}
         config = (folder / CONFIG).read_text(encoding="utf-8")
-    except (OSError, SafetensorError, ValueError) as error:
-        raise BrokenCheckpoint(f"{folder}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{folder / CONFIG} cannot be read ({error})") from None
+    tensors = {part: Tensors([folder / name for name in files]) for part in PARTS if (files := files_of(part, names))}
     return Checkpoint(tensors, read_state(folder), config)
 
 
@@ -177,15 +162,33 @@ def load_given(path: Path) -> Checkpoint:
         raise UserError(f"this checkpoint cannot be used: {error}") from None
 
 
-def find(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint below `root`, if any, and why newer ones were passed over."""
-    passed_over = []
-    for folder in reversed(steps(root)):
-        try:
-            return load(folder), passed_over
-        except BrokenCheckpoint as error:
-            passed_over.append(str(error))
-    return None, passed_over
+def find(root: Path, rank: int = 0, ranks: int = 1, gather: Callable[[list], np.ndarray] = lambda x: np.array([x])) \
+        -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint below `root`, if any, and why newer ones were passed over.
+
+    With several ranks they agree on it: all see it, and each has found its share of the files to be right.
+
+    Args:
+        gather: numbers of this rank -> float64 [ranks, n] on every rank.
+    """
+    passed_over, bound = [], np.inf
+    while True:
+        mine = [(read_state(folder)["step"], folder) for folder in steps(root)]
+        step, folder = max(((s, f) for s, f in mine if s < bound), default=(-1, None))
+        newest = gather([step])[:, 0]
+        bound = newest.max()
+        if bound < 0:
+            return None, passed_over
+        if newest.min() < bound:
+            blind = ", ".join(str(r) for r, s in enumerate(newest) if s < bound)
+            passed_over.append(f"{folder_of(root, int(bound))}: rank {blind} does not see it")
+            continue
+        problems = problems_of(folder, (rank, ranks))
+        bad = gather([len(problems)])[:, 0]
+        if not bad.any():
+            return opened(folder), passed_over
+        others = ", ".join(str(r) for r, n in enumerate(bad) if n)
+        passed_over.append("; ".join(problems) or f"{folder}: rank {others} found it damaged")
 
 
 def differences(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:

@@ -67,7 +67,11 @@ class Deep:
         mesh, limit = self.scorer.mesh, self.config.max_new_tokens
         each = -(-len(self.ids) // mesh.dp)
         first = min(mesh.dp_rank * each, len(self.ids))
-        texts = self.writer.write(self.ids[first:first + each], limit, self.sampling, self.seed, first)
+        texts = []
+        for at in range(first, first + each, self.config.batch_size):  # as many rounds on each rank
+            self.scorer.pulse()
+            prompts = self.ids[at:min(at + self.config.batch_size, first + each)]
+            texts += self.writer.write(prompts, limit, self.sampling, self.seed, at)
         # Ids are below 2^24, so float32, which MindSpore gathers, holds them.
         mine = np.full((each, limit + 2), -1, np.float32)
         for row, text in zip(mine, texts, strict=False):

@@ -1,5 +1,5 @@
 """Rows of tokens through the forward pass, all ranks together: what every figure of likelihood is made of."""
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from mindspore import Tensor, nn
@@ -17,10 +17,13 @@ class RowScorer:
         step: the forward pass.
         network: how it is called: itself, or under MindSpore's parallelism.
         batch_size: rows that one data-parallel rank computes at once.
+
+    `pulse`, if somebody sets it, is called before each batch, on all ranks alike; what it raises ends the work.
     """
 
     def __init__(self, step: EvalStep, network: nn.Cell, mesh: Mesh, batch_size: int):
         self.gpt, self.network, self.mesh, self.batch_size = step.gpt, network, mesh, batch_size
+        self.pulse: Callable[[], None] = lambda: None
         self.counting = [r for r in range(mesh.world_size) if EvalStep.counts(Mesh(mesh.dp, mesh.tp, mesh.pp, r))]
 
     def score(self, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -34,7 +37,10 @@ class RowScorer:
         """
         with mode_kept(self.gpt):
             self.network.set_train(False)
-            found = [np.stack([x.asnumpy() for x in self.network(Tensor(tokens), Tensor(first))], 1) for tokens, first in batches]
+            found = []
+            for tokens, first in batches:
+                self.pulse()
+                found.append(np.stack([x.asnumpy() for x in self.network(Tensor(tokens), Tensor(first))], 1))
         everywhere = collectives.gather_arrays(np.concatenate(found))
         return np.concatenate(everywhere[self.counting]).astype(np.float64)
 

@@ -19,13 +19,20 @@ def fsync_file(path: Path) -> None:
         os.fsync(f.fileno())
 
 
+def write_text(path: Path, text: str) -> dict:
+    """Write a small text file and make its content durable; {"bytes", "sha256"} of it."""
+    content = text.encode()
+    with open(path, "wb") as f:
+        f.write(content)
+        f.flush()
+        os.fsync(f.fileno())
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a small text file such that a reader, now or after a crash, finds the old content or the new, never a part."""
     temporary = path.with_name(f".tmp-{path.name}")
-    with open(temporary, "w", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
+    write_text(temporary, text)
     os.replace(temporary, path)
     fsync_folder(path.parent)
 

@@ -3,6 +3,7 @@ import argparse
 import os
 import sys
 
+from ckpt.writing import SaveError
 from parallel import config_file
 from parallel.errors import UserError
 from train.checks import plan
@@ -10,7 +11,7 @@ from train.config import load_config
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code: 0 done, 2 the user's input is wrong."""
+    """Returns the exit code: 0 done, 1 failed, 2 the user's input is wrong, 4 interrupted and saved."""
     parser = argparse.ArgumentParser(prog="python -m train", description="Train in this process, as one rank.")
     config_file.add_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="show the whole config with all defaults, and end")
@@ -28,11 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
         from train.run import run
         if not is_distributed():  # several ranks find it done: train.launch does it before it starts them
             prepare(config.data)
-        run(config)
+        return 0 if run(config) else 4
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
+    except SaveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
+from ckpt.cut import Cut
 from data.tokenizer import PAD_ID
 from eval.step import EvalStep
 from parallel.lockstep.errors import LockstepError
@@ -17,7 +18,6 @@ from parallel.mesh import Mesh, micro_batches
 from train import dry_compile, scaled
 from train.build import build_gpt, build_train_step
 from train.config import RunConfig
-from train.cut import Cut
 from train.plans import plan_of
 
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4  # relative; a parameter's by its norm
@@ -184,7 +184,7 @@ def part(whole: np.ndarray, name: str, compiled: dry_compile.Compiled, mesh: Mes
 
 
 def check_cut(config: RunConfig, mesh: Mesh, compiled: dict[int, dry_compile.Compiled], whole: dict[str, np.ndarray]) -> None:
-    """What training gives a rank of each parameter (train.cut) is what MindSpore's layout says. Raises LockstepError."""
+    """What training gives a rank of each parameter (ckpt.cut) is what MindSpore's layout says. Raises LockstepError."""
     for r, c in compiled.items():
         of_rank = Mesh(mesh.dp, mesh.tp, mesh.pp, r, mesh.sequence_parallel)
         cut = Cut(*plan_of(config, of_rank, num_micro_batches(config, mesh)))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import uuid
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from mindspore.nn.utils import no_init_parameters
 from mindspore.train import Model
 
 from ckpt import store
+from ckpt.cut import MOMENTS, Cut
+from ckpt.saver import Saver
 from data.dataset import train_dataset
 from data.manifest import Manifest, load_manifest
 from data.order import SampleOrder
@@ -35,15 +38,18 @@ from train.checks import plan
 from train.clock import Clock
 from train.config import RunConfig
 from train.console import say
-from train.cut import MOMENTS, Cut
 from train.metrics_log import MetricsLog, finite
 from train.plans import plan_of, sizes_of
 from train.tensorboard import TensorBoard
 from train.tiers import build_tiers
+from train.triggers import Triggers
 
 
-def run(config: RunConfig) -> None:
-    """Train as the config says. Raises UserError before anything is written where that cannot work."""
+def run(config: RunConfig) -> bool:
+    """Train as the config says. Returns False if the run was interrupted, and saved.
+
+    Raises UserError before anything is written where that cannot work.
+    """
     rank, world_size = context.start()
     mesh, num_micro_batches = plan(config, world_size, rank)
     manifest = load_manifest(config.data)
@@ -52,9 +58,10 @@ def run(config: RunConfig) -> None:
     training.agree()
     training.header()
     if training.first_step < training.last_step or not training.reported():
-        training.train()
-    elif rank == 0:
+        return training.train()
+    if rank == 0:
         say(f"nothing to do: {config.run.folder} is at step {training.first_step} of {config.train.total_steps} already")
+    return True
 
 
 def lock(folder: Path) -> TextIO:
@@ -89,6 +96,7 @@ class Training:
     manifest: Manifest
     first_step: int = 0  # updates done when this process begins
     consumed_samples: int = 0
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # by which a checkpoint is known as this run's
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self):
@@ -133,6 +141,7 @@ class Training:
             return
         state.restore(self.step, checkpoint, self.identity, where, self.cut)
         self.first_step, self.consumed_samples = checkpoint.step, checkpoint.state["consumed_samples"]
+        self.run_id = checkpoint.state.get("run_id", self.run_id)
         if self.first_step > self.last_step:
             end = "train.total_steps" if self.last_step == c.train.total_steps else "train.stop_at_step"
             raise UserError(f"{where} is at step {self.first_step}, past step {self.last_step} where this run shall end: raise "
@@ -152,8 +161,8 @@ class Training:
             return
         for name, p in (item for part in state.tensors_of(self.step).values() for item in part.items()):
             shape = self.cut.shape(name)
-            state.put(p, np.zeros(shape, np.float32) if name.startswith(MOMENTS)
-                      else initial_value(name, shape, c.model, c.run.seed), self.cut)
+            whole = np.zeros(shape, np.float32) if name.startswith(MOMENTS) else initial_value(name, shape, c.model, c.run.seed)
+            state.put(p, self.cut.part(name, whole), self.cut)
 
     def find_checkpoint(self) -> tuple[store.Checkpoint | None, str]:
         """The checkpoint to resume from and its name; None for a new run."""
@@ -162,7 +171,7 @@ class Training:
             return None, ""
         if resume != "auto":
             return store.load_given(resume), str(resume)
-        checkpoint, passed_over = store.find(self.root)
+        checkpoint, passed_over = store.find(self.root, self.mesh.rank, self.mesh.world_size, collectives.gather)
         self.notes += [f"passed over: {line}" for line in passed_over]
         if checkpoint is None and passed_over:
             raise UserError(f"{self.root}: no checkpoint there is whole:\n  " + "\n  ".join(passed_over) +
@@ -209,8 +218,8 @@ class Training:
                       f"({t.total_steps * tokens / train_set.tokens:.2f} epochs in all)"),
             *(("note", line) for line in self.notes)])
 
-    def train(self) -> None:
-        """The loop. Whatever ends it, the figures of the steps done are written."""
+    def train(self) -> bool:
+        """The loop. Whatever ends it, the figures of the steps done are written. Returns False if interrupted, and saved."""
         c, t = self.config, self.config.train
         steps = self.last_step - self.first_step
         order = SampleOrder(self.manifest.sets["train"].samples, c.run.seed)
@@ -231,9 +240,8 @@ class Training:
             health.board = board
         monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples, health)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
-        save = Save(clock, monitor, lambda: state.capture(self.step, monitor.consumed_samples, c, self.identity, self.cut),
-                    self.root,
-                    c.ckpt.every_steps, c.ckpt.keep_last, self.last_step, self.mesh.rank)
+        triggers = Triggers(c.run.folder, c.ckpt.every_minutes, self.mesh.rank)
+        save = self.saving(clock, monitor, triggers)
         if self.mesh.rank == 0:
             say("compiling ...")
         try:
@@ -242,14 +250,35 @@ class Training:
                 if health:
                     health.warm_up()
                 callbacks = [clock, *[health] * (health is not None), monitor, evaluate, save]
-                Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
+                evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save
+                with triggers.caught():
+                    Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
             else:  # killed between its last checkpoint and its report
                 evaluate.again()
-            self.report(clock, monitor, evaluate)
+            if not save.interrupted:
+                self.report(clock, monitor, evaluate)
         finally:
+            save.saver.close()
             monitor.close()
             if self.mesh.rank == 0:
                 self.lock.close()
+        return not save.interrupted
+
+    def saving(self, clock: Clock, monitor: Monitor, triggers: Triggers) -> Save:
+        """When to save, and what this rank has of it: of a cut model its own part, else rank 0 everything."""
+        c, mesh, copies, ranks = self.config, self.mesh, state.HostCopies(), self.mesh.world_size if self.cut else 1
+        fixed = {"identity": self.identity, "run_id": self.run_id, "mesh": {"dp": mesh.dp, "tp": mesh.tp, "pp": mesh.pp},
+                 "versions": {"mindspore": ms.__version__, "numpy": np.__version__}}
+
+        def capture(milestone: bool):
+            part, scalars = state.capture(self.step, copies, c.model.vocab_size, mesh.rank, self.cut)
+            return part, {**scalars, "consumed_samples": monitor.consumed_samples, "milestone": milestone, **fixed}
+
+        saver = Saver(self.root, c.ckpt.keep_last, mesh.rank, ranks, collectives.barrier if ranks > 1 else lambda: None)
+        return Save(clock, monitor, capture, saver, config_file.dump(c), triggers,
+                    lambda step: step % c.ckpt.every_steps == 0 or step == self.last_step,
+                    {max(1, round(c.train.total_steps * share)) for share in c.ckpt.milestones},
+                    writes=self.cut is not None or mesh.rank == 0)
 
     def evaluation(self, clock: Clock) -> Evaluate:
         """The tiers that the config switches on, and when they run."""

@@ -1,14 +1,15 @@
 """Between a running training step and a checkpoint: everything that the next step depends on."""
-import mindspore as ms
 import numpy as np
 import yaml
 from mindspore import Parameter, Tensor
 
+from ckpt.cut import Cut
 from ckpt.store import MODEL, OPTIMIZER, Checkpoint, differences
+from ckpt.tensors import Place, read, shapes
+from ckpt.writing import Part
 from parallel import config_file
 from parallel.errors import UserError
 from train.config import RunConfig
-from train.cut import MOMENTS, Cut
 from train.step import TrainStep
 
 # Every random number of a run (initial weights, sample order, dropout, generated samples) is a function of the seed and of the
@@ -28,18 +29,37 @@ def tensors_of(step: TrainStep) -> dict[str, dict[str, Parameter]]:
             OPTIMIZER: {p.name: p for p in (*step.optimizer.moment1, *step.optimizer.moment2)}}
 
 
-def capture(step: TrainStep, consumed_samples: int, config: RunConfig, identity: dict, cut: Cut | None = None) -> Checkpoint:
-    """The state after the last step, copied to the host; of a cut model whole, and on rank 0 alone."""
-    state = {name: p.asnumpy().item() for name, p in scalars_of(step).items()}
-    state |= {"consumed_samples": consumed_samples, "identity": identity,
-              "versions": {"mindspore": ms.__version__, "numpy": np.__version__}}
-    rows, held = config.model.vocab_size, tensors_of(step)
-    whole = {name: p.asnumpy() for ps in held.values() for name, p in ps.items()}
-    if cut:
-        whole = cut.gather(whole)
-    tensors = {part: {name: value[:rows] if name.endswith(TABLE) else value for name, value in whole.items()
-                      if name.startswith(MOMENTS) == (part == OPTIMIZER)} for part in held}
-    return Checkpoint(tensors, state, config_file.dump(config))
+class HostCopies:
+    """Copies of the state on the host, in memory that is used again each time: fresh memory costs several times the copying."""
+
+    def __init__(self):
+        self.buffers: dict[str, np.ndarray] = {}
+
+    def take(self, p: Parameter) -> np.ndarray:
+        """A parameter's values now, until the next `take` of it. MindSpore's own array would change with the next step."""
+        values = p.asnumpy()
+        if p.name not in self.buffers:
+            self.buffers[p.name] = np.empty_like(values)
+        np.copyto(self.buffers[p.name], values)
+        return self.buffers[p.name]
+
+
+def capture(step: TrainStep, copies: HostCopies, vocab_size: int, rank: int, cut: Cut | None = None) -> tuple[Part, dict]:
+    """Copy the state after the last step: what this rank writes of the tensors, and the scalars."""
+    tensors, places = {}, {}
+    for part, parameters in tensors_of(step).items():
+        tensors[part] = {}
+        for name, p in parameters.items():
+            if cut and not cut.writes(name):
+                continue
+            values, rows = copies.take(p), vocab_size
+            if cut:
+                region, shape = cut.region(name), cut.shape(name)
+                rows = max(0, vocab_size - region[0].start)
+                shape = (vocab_size, *shape[1:]) if name.endswith(TABLE) else shape
+                places[name] = Place(shape, tuple(s.start for s in region))
+            tensors[part][name] = values[:rows] if name.endswith(TABLE) else values
+    return Part(tensors, places, rank if cut else None), {name: p.asnumpy().item() for name, p in scalars_of(step).items()}
 
 
 def identity_of(config: RunConfig, tokenizer_sha256: str, samples_sha256: str) -> dict:
@@ -92,26 +112,33 @@ def shape_problems(wanted: dict[str, dict[str, Parameter]], checkpoint: Checkpoi
 
     return [line for part, parameters in wanted.items() for line in differences(
         {name: shape(name, p) for name, p in parameters.items()},
-        {name: a.shape for name, a in checkpoint.tensors.get(part, {}).items() if not cut or name in parameters})]
+        {name: size for name, size in shapes(checkpoint.tensors.get(part, {})).items() if not cut or name in parameters})]
 
 
 def set_tensors(wanted: dict[str, dict[str, Parameter]], checkpoint: Checkpoint, cut: Cut | None = None) -> None:
-    """Copy the wanted parts' tensors by name; the token table is padded with zeros."""
+    """Copy the wanted parts' tensors by name, of a cut model what this rank holds; the token table is padded with zeros."""
     for part, parameters in wanted.items():
+        stored = checkpoint.tensors[part]
+        sizes = shapes(stored)
         for name, p in parameters.items():
-            value = checkpoint.tensors[part][name]
-            if name.endswith(TABLE):
-                rows = cut.shape(name)[0] if cut else p.shape[0]
-                value = np.pad(value, ((0, rows - len(value)), (0, 0)))
-            put(p, value, cut)
+            region = cut.region(name) if cut else tuple(slice(0, n) for n in p.shape)
+            there = tuple(slice(min(s.start, n), min(s.stop, n)) for s, n in zip(region, sizes[name], strict=True))
+            value = read(stored, name, there)
+            missing = [(0, s.stop - s.start - n) for s, n in zip(region, value.shape, strict=True)]
+            put(p, np.pad(value, missing) if np.any(missing) else value, cut)
 
 
-def put(p: Parameter, whole: np.ndarray, cut: Cut | None) -> None:
-    """Give a parameter its value, or of a cut model this rank's part of it."""
+def put(p: Parameter, value: np.ndarray, cut: Cut | None) -> None:
+    """Give a parameter its value; of a cut model that is this rank's part of it.
+
+    Before the first step alone: once a graph has run, MindSpore 2.10 does not look again at what only a branch of it reads, the
+    optimizer's moments for one.
+    """
+    tensor = Tensor(np.ascontiguousarray(value), p.dtype)
     if cut:
-        p.set_data(Tensor(np.ascontiguousarray(cut.part(p.name, whole)), p.dtype), slice_shape=True)
+        p.set_data(tensor, slice_shape=True)
     else:
-        p.set_data(Tensor(whole, p.dtype))
+        p.set_data(tensor)
 
 
 def changed_settings(config: RunConfig, checkpoint: Checkpoint) -> list[str]:

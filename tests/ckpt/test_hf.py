@@ -10,7 +10,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from ckpt import hf, store
+from ckpt import hf, store, writing
 from ckpt.__main__ import main
 from parallel.errors import UserError
 
@@ -219,7 +219,7 @@ def test_export_refuses_a_checkpoint_whose_tensors_do_not_fit_its_config(tmp_pat
     weights = hf.from_hf(theirs, sizes)
     del weights["norm.bias"]
     config = yaml.safe_dump({"model": sizes})
-    store.write(tmp_path / "ckpt", store.Checkpoint({"model": weights}, {"step": 3}, config))
+    writing.write(tmp_path / "ckpt", store.Checkpoint({"model": weights}, {"step": 3}, config))
     assert main(["export-hf", str(tmp_path / "ckpt"), str(tmp_path / "out")]) == 2
     assert "missing: norm.bias [32]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,5 @@
 """Runs the tiers at their steps, or on request, and writes their reports."""
+from collections.abc import Callable
 from pathlib import Path
 
 from mindspore.train import Callback
@@ -11,6 +12,7 @@ from train.clock import Clock
 from train.console import say
 from train.tensorboard import TensorBoard
 from train.tiers import Tiers, agreed
+from train.triggers import Interrupted
 
 REQUEST = "request_deep_eval"
 
@@ -40,6 +42,12 @@ class Evaluate(Callback):
         """Who knows the step, and where rank 0 writes (None elsewhere)."""
         self.monitor, self.folder, self.tensorboard = monitor, folder, tensorboard
 
+    def pulse(self, pulse: Callable[[], None]) -> None:
+        """What is called often in the midst of evaluation, on all ranks alike: it raises Interrupted to end it."""
+        for tier in (self.tiers.stage, self.tiers.deep):
+            if tier:
+                tier.scorer.pulse = pulse
+
     def warm_up(self, config: StageConfig) -> None:
         """Compile the tiers' graphs, so that their first run costs what the others do."""
         with self.clock.measure("compile"):
@@ -53,6 +61,15 @@ class Evaluate(Callback):
         if not (stage or deep):
             return
         self.monitor.flush()
+        try:
+            self.evaluate(step, stage, deep)
+        except Interrupted:
+            if self.folder is not None:
+                say(f"{reports.INDENT}eval   interrupted; step {step} is not evaluated")
+
+    def evaluate(self, step: int, stage: bool, deep: bool) -> None:
+        """Run the tiers, and write their report."""
+        tiers = self.tiers
         with self.clock.measure("eval"):
             collectives.barrier()
             report = {"step": step}

@@ -4,6 +4,7 @@ from itertools import zip_longest
 import numpy as np
 from mindspore.train import Callback
 
+from ckpt.cut import Cut
 from data.dataset import valid_dataset
 from data.manifest import Manifest
 from eval.health.layers import LayerWatch, Watched
@@ -14,7 +15,6 @@ from parallel.mesh import Mesh
 from train.build import build_probe_step
 from train.clock import Clock
 from train.config import RunConfig
-from train.cut import Cut
 from train.schedule import learning_rate
 from train.step import TrainStep
 from train.tensorboard import TensorBoard

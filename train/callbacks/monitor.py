@@ -46,8 +46,12 @@ class Monitor(Callback):
         self.clock, self.sinks, self.every = clock, sinks, every
         self.global_batch_size, self.consumed_samples = global_batch_size, consumed_samples
         self.step, self.pending, self.rows_written = last_step, [], 0
-        self.last_row, self.tokens = {}, 0
+        self.last_row, self.tokens, self.added = {}, 0, {}
         self.mark = self._now()
+
+    def add(self, **figures: float) -> None:
+        """Figures for the row of the step that is next written last."""
+        self.added |= figures
 
     def _now(self) -> tuple[float, float]:
         return self.clock.training(), self.clock.seconds["data"]
@@ -75,6 +79,8 @@ class Monitor(Callback):
         rows = [{"step": step, "loss": loss, "lr": lr, "grad_norm": norm, "loss_scale": scale, "overflow": bool(overflow),
                  "consumed_samples": consumed, "tokens": int(count), **shared, "memory_bytes": memory_bytes()}
                 for step, consumed, (loss, norm, scale, overflow, lr, count) in fetched]
+        rows[-1] |= self.added
+        self.added = {}
         if self.examiner:
             self.examiner.examine(rows)
         with self.clock.measure("log"):

@@ -1,36 +1,69 @@
-"""Saves the whole state every so many steps, and at the end."""
+"""Saves the whole state: every so many steps or minutes, at milestones, on request, and before the run ends."""
+import time
 from collections.abc import Callable
-from pathlib import Path
 
 from mindspore.train import Callback
 
-from ckpt import store
+from ckpt.saver import Saver
+from ckpt.writing import Part
 from parallel import collectives
 from train.callbacks.monitor import Monitor
 from train.clock import Clock
+from train.console import say
+from train.triggers import Triggers
 
 
 class Save(Callback):
-    """Rank 0 writes (all data-parallel ranks hold the same); the others wait until the checkpoint is whole.
+    """The training waits for the copy to host memory; the Saver writes it behind.
 
     Args:
-        capture: makes the checkpoint of the state now.
-        last_step: the step at which this process ends.
+        capture: copies what this rank writes, and gives it with the state that goes beside it.
+        steps: after which to save whatever else happens; the last one of this process among them.
+        milestones: those of them that rotation never takes.
+        writes: whether this rank has a part in a checkpoint.
     """
 
-    def __init__(self, clock: Clock, monitor: Monitor, capture: Callable[[], store.Checkpoint], root: Path, every_steps: int,
-                 keep_last: int, last_step: int, rank: int):
+    def __init__(self, clock: Clock, monitor: Monitor, capture: Callable[[bool], tuple[Part, dict]], saver: Saver, config: str,
+                 triggers: Triggers, steps: Callable[[int], bool], milestones: set[int], writes: bool):
         super().__init__()
-        self.clock, self.monitor, self.capture, self.root = clock, monitor, capture, root
-        self.every_steps, self.keep_last, self.last_step, self.rank = every_steps, keep_last, last_step, rank
+        self.clock, self.monitor, self.capture, self.saver, self.config = clock, monitor, capture, saver, config
+        self.triggers, self.steps, self.milestones, self.writes = triggers, steps, milestones, writes
+        self.interrupted = False
 
     def on_train_step_end(self, run_context):
-        step = self.monitor.step
-        if step % self.every_steps and step != self.last_step:
-            return
-        self.monitor.sync()  # a resume from this checkpoint relies on the figures of the steps before it
+        self.saver.check()
+        self.report()
+        step, wish = self.monitor.step, self.triggers.agreed()
+        if wish.save or wish.stop or self.steps(step) or step in self.milestones:
+            self.monitor.sync()  # a resume from this checkpoint relies on the figures of the steps before it
+            self.save(step)
+        if wish.stop:
+            self.interrupted = True
+            run_context.request_stop()
+
+    def save(self, step: int) -> None:
+        """Wait for the last one, copy, go on."""
+        self.triggers.saved()
         with self.clock.measure("ckpt"):
-            checkpoint = self.capture()  # of a cut model all ranks have a part in it
-            if self.rank == 0:
-                store.save(self.root, checkpoint, self.keep_last)
-            collectives.barrier()
+            began = time.perf_counter()
+            if self.writes:
+                self.saver.wait()
+                waited = time.perf_counter()
+                part, state = self.capture(step in self.milestones)
+                self.monitor.add(checkpoint_wait_seconds=waited - began, checkpoint_copy_seconds=time.perf_counter() - waited)
+                total = part.nbytes if self.saver.ranks == 1 else int(collectives.gather(part.nbytes).sum())
+                self.saver.start(part, total, state, self.config)
+
+    def report(self) -> None:
+        """What has become whole since goes into the next row."""
+        while self.saver.written:
+            done = self.saver.written.pop(0)
+            self.monitor.add(checkpoint_step=done["step"], checkpoint_write_seconds=done["write_seconds"])
+
+    def on_train_end(self, run_context):
+        with self.clock.measure("ckpt"):
+            self.saver.wait()
+        self.report()
+        collectives.barrier()  # no rank ends before the last checkpoint is whole
+        if self.interrupted and self.saver.rank == 0:
+            say(f"interrupted: step {self.monitor.step} is saved; the same command goes on from there")

@@ -1,10 +1,10 @@
-"""Whole tensors and the parts of a cut model. That the parts are MindSpore's is what each rehearsal checks."""
+"""The parts of a cut model. That they are MindSpore's is what each rehearsal checks."""
 import numpy as np
 import pytest
 
+from ckpt.cut import Cut
 from parallel.cost.sizes import Plan, Sizes
 from parallel.mesh import Mesh
-from train.cut import Cut
 
 SIZES = Sizes(hidden=16, layers=4, heads=4, ffn=64, vocab=24, seq=8, positions=8)
 
@@ -18,14 +18,26 @@ def cuts(dp, tp, pp, sharding):
 
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (2, 2, 2), (1, 4, 2), (4, 2, 2)])
 @pytest.mark.parametrize("sharding", [False, True])
-def test_parts_make_the_whole_again(mesh, sharding):
-    ranks, rng = cuts(*mesh, sharding), np.random.RandomState(0)
+def test_what_ranks_write_makes_the_whole_and_nothing_twice(mesh, sharding):
+    ranks = cuts(*mesh, sharding)
     assert len(ranks[0].owners) == 2 + 4 * 16 + 2
     for name in ranks[0].owners:
         for key in (name, f"moment1.{name}", f"moment2.{name}"):
-            whole = rng.standard_normal(ranks[0].shape(key)).astype(np.float32)
-            parts = np.stack([cut.part(key, whole) for cut in ranks])
-            np.testing.assert_array_equal(ranks[0].whole(key, parts), whole)
+            written = np.zeros(ranks[0].shape(key), int)
+            for cut in ranks:
+                if cut.writes(key):
+                    written[cut.region(key)] += 1
+            assert (written == 1).all(), key
+
+
+@pytest.mark.parametrize("sharding", [False, True])
+def test_shares_count_each_value_once(sharding):
+    ranks = cuts(2, 2, 2, sharding)
+    for name in ranks[0].owners:
+        counted = np.zeros(ranks[0].shape(name))
+        for cut in ranks:
+            counted[cut.region(name)] += cut.share(name)
+        assert (counted == 1.0).all(), name
 
 
 def test_parts_worked_by_hand():
@@ -41,12 +53,3 @@ def test_parts_worked_by_hand():
         np.testing.assert_array_equal(sharded[rank].part("blocks.0.mlp.up.weight", weight), weight[first:first + 16])
     for rank in range(4):  # a bias that tp does not cut, over all four
         np.testing.assert_array_equal(sharded[rank].part("norm.bias", weight[0]), weight[0, 4 * rank:4 * rank + 4])
-
-
-def test_gathering_needs_only_what_the_stage_holds():
-    """On one rank: what is held is what is found."""
-    cut = cuts(1, 1, 1, False)[0]
-    held = {key: np.full(cut.shape(key), i, np.float32) for i, key in enumerate(
-        m + name for name in cut.owners for m in ("", "moment1.", "moment2."))}
-    found = cut.gather(held)
-    assert found.keys() == held.keys() and all(np.array_equal(found[key], held[key]) for key in held)

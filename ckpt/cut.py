@@ -1,0 +1,60 @@
+"""What each rank of a mesh holds of a model's parameters, and which of it that rank writes into a checkpoint."""
+import numpy as np
+
+from parallel.cost.parameters import Parameter, stage_parameters
+from parallel.cost.sizes import Plan, Sizes
+
+MOMENTS = ("moment1.", "moment2.")
+
+
+class Cut:
+    """Parameters and moments by name, of all stages; a tied one belongs to the first stage that has it."""
+
+    def __init__(self, sizes: Sizes, plan: Plan):
+        self.plan = plan
+        self.owners: dict[str, tuple[Parameter, int]] = {}
+        for stage in range(plan.mesh.pp):
+            for p in stage_parameters(sizes, plan, stage):
+                self.owners.setdefault(p.name, (p, stage))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self._owner(name)[0].shape
+
+    def region(self, name: str) -> tuple[slice, ...]:
+        """The part of the whole tensor that this rank holds."""
+        p, mesh = self._owner(name)[0], self.plan.mesh
+        region = [slice(0, n) for n in p.shape]
+        if p.tp_axis is not None:
+            region[p.tp_axis] = _piece(region[p.tp_axis], mesh.tp_rank, mesh.tp)
+        if p.sharded(self.plan):  # over the ranks that compute with the same slice, in their order
+            copy = mesh.dp_rank if p.tp_axis is not None else mesh.dp_rank * mesh.tp + mesh.tp_rank
+            region[0] = _piece(region[0], copy, p.copies(self.plan))
+        return tuple(region)
+
+    def part(self, name: str, whole: np.ndarray) -> np.ndarray:
+        """What this rank holds of a tensor."""
+        return whole[self.region(name)]
+
+    def share(self, name: str) -> float:
+        """1 / how many ranks hold the same values of a parameter; 0 for a copy that its owner's stage counts."""
+        p, stage = self._owner(name)
+        if stage != self.plan.mesh.stage:
+            return 0.0
+        return 1.0 if p.sharded(self.plan) else 1.0 / p.copies(self.plan)
+
+    def writes(self, name: str) -> bool:
+        """Whether this rank is the one that writes its part, of those that hold it."""
+        (p, stage), mesh = self._owner(name), self.plan.mesh
+        first = mesh.dp_rank == 0 and (p.tp_axis is not None or mesh.tp_rank == 0)
+        return stage == mesh.stage and (first or p.sharded(self.plan))
+
+    def _owner(self, name: str) -> tuple[Parameter, int]:
+        for prefix in MOMENTS:
+            name = name.removeprefix(prefix)
+        return self.owners[name]
+
+
+def _piece(whole: slice, index: int, count: int) -> slice:
+    size = (whole.stop - whole.start) // count
+    return slice(whole.start + index * size, whole.start + (index + 1) * size)
