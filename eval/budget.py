@@ -23,8 +23,11 @@ class Budget:
         if self.fraction is None:
             return 1.0, 1.0
         left = self.fraction * training_seconds - self.spent
-        batches = min(self.num_batches, int(left / self.text_seconds * self.num_batches)) if left > 0 else 0
-        text = max(batches, int(last)) / self.num_batches
+        if self.text_seconds:
+            batches = min(self.num_batches, int(left / self.text_seconds * self.num_batches)) if left > 0 else 0
+            text = max(batches, int(last)) / self.num_batches
+        else:  # there is no text
+            text = 1.0
         left -= text * self.text_seconds
         tasks = min(1.0, max(0.0, left / self.task_seconds)) if self.task_seconds and text else 0.0
         return text, tasks if tasks == 1.0 or last else 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from eval.answers import Answer
 from eval.comparison.compare import compare
 from eval.comparison.reports import read_report, series
-from eval.comparison.trends import disagreement, plot
+from eval.comparison.trends import plot
 from eval.judges.human import export_human, import_human
 from parallel.errors import UserError
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval")
     commands = parser.add_subparsers(required=True, dest="command")
     one = commands.add_parser("compare", help="two runs, or two reports, metric by metric")
-    one.add_argument("a", type=Path, help="a run's folder, or one report")
+    one.add_argument("a", type=Path, help="a run's folder, one of its checkpoints, or one report")
     one.add_argument("b", type=Path, help="what is held against it")
     one.add_argument("--plot", type=Path, metavar="PNG", help="draw every metric over both runs (needs the extra `plot`)")
     one.add_argument("--report", type=Path, metavar="FILE", help="write the comparison as JSON")
@@ -42,15 +42,16 @@ def main(arguments: list[str]) -> int:
 
 def run_compare(options: argparse.Namespace) -> None:
     """A table, and what the figures of a run say against one another."""
+    runs = [path for path in (options.a, options.b) if (path / "eval").is_dir()]
+    if options.plot and len(runs) < 2:
+        raise UserError("--plot draws runs over their steps: give two runs' folders")
+    for name, path in (("--plot", options.plot), ("--report", options.report)):
+        if path and (path.is_dir() or not path.parent.is_dir()):
+            raise UserError(f"{name} {path}: give a file in a folder that exists")
     found = compare(options.a, options.b)
     print(found.text())
-    runs = [(path, series(path)) for path in (options.a, options.b) if path.is_dir()]
-    for path, figures in runs:
-        if words := disagreement(figures):
-            print(f"{path}: {words}")
     if options.plot:
-        if len(runs) < 2:
-            raise UserError("--plot draws runs over their steps: give two runs' folders")
+        runs = [(path, series(path)) for path in runs]
         plot(runs[0][1], runs[1][1], options.plot, (options.a.name, options.b.name))
     if options.report:
         options.report.write_text(json.dumps(asdict(found), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -64,10 +65,10 @@ def run_export(options: argparse.Namespace) -> None:
 
 def answers_in(path: Path) -> list[Answer]:
     """The samples of a report. Raises UserError if it has none."""
-    texts = read_report(path).get("deep", {}).get("samples", {}).get("texts")
-    if not texts:
-        raise UserError(f"{path}: a report without texts; give one of the tier deep")
-    return [Answer(**text) for text in texts]
+    try:
+        return [Answer(**text) for text in read_report(path)["deep"]["samples"]["texts"]]
+    except (KeyError, TypeError):
+        raise UserError(f"{path}: a report without texts; give one of the tier deep") from None
 
 
 def run_import(options: argparse.Namespace) -> None:

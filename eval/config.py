@@ -20,6 +20,7 @@ class StageConfig(Section):
 
     enabled: bool = Field(True, description="evaluate this tier during training")
     every: float = Field(0.05, gt=0.0, le=1.0, description="share of the run between two evaluations")
+    every_steps: int | None = Field(None, ge=1, description="steps between two evaluations, instead of a share")
     num_batches: int = Field(2, ge=1, description="batches of global_batch_size samples, of each corpus")
     tasks: tuple[Literal["cloze", "continuation", "mmlu", "bbh"], ...] = Field(
         ("cloze", "continuation", "mmlu", "bbh"), strict=False, description="questions asked besides")

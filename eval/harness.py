@@ -37,7 +37,17 @@ class Adapter(LM):
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """(sum of log-probabilities in nats, whether each token is the likeliest) of each (context, continuation)."""
-        return self._score([encode_pair(self.tokenizer, *request.args) for request in requests])
+        rows = []
+        for request in requests:
+            try:
+                tokens, border = encode_pair(self.tokenizer, *request.args)
+            except ValueError as error:
+                raise UserError(f"{request.task_name}: {error}") from None
+            if len(tokens) - border > self.seq_length:
+                raise UserError(f"{request.task_name}: a continuation has {len(tokens) - border} tokens, the model's context "
+                                f"{self.seq_length}: this task is not for this model")
+            rows.append((tokens, border))
+        return self._score(rows)
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Of each whole text, after eos, in windows that overlap so that each token has as much context as there is room for."""

@@ -70,7 +70,7 @@ class Stage:
         rows = {name: self._corpus(name, count) for name, count in self.samples(text).items()}
         report = {"corpora": {name: {**_scores(found), "items": _items(found)} for name, found in rows.items()},
                   "all": _scores(np.concatenate(list(rows.values()))), "tasks": {}, "shares": {"text": text, "tasks": tasks},
-                  "not_computed": {name: "there is no validation text" for name, found in rows.items() if not len(found)}}
+                  "not_computed": {name: why for name, found in rows.items() if (why := _why_not(found))}}
         between = time.perf_counter()
         for task in self.tasks:
             count = round(tasks * len(task.questions))
@@ -109,6 +109,14 @@ class Stage:
 def _scores(rows: np.ndarray) -> dict:
     *sums, unigram = rows.sum(0)
     return {**token_scores(*sums), "unigram_perplexity": perplexity(unigram / sums[1]) if sums[1] else None, "samples": len(rows)}
+
+
+def _why_not(rows: np.ndarray) -> str | None:
+    """Why some samples have no scores; None: they have."""
+    if not len(rows):
+        return "there is no validation text"
+    broken = int((~np.isfinite(rows[:, 0])).sum())
+    return f"the loss of {broken} of its {len(rows)} samples is not finite" if broken else None
 
 
 def _items(rows: np.ndarray) -> list[dict]:

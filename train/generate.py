@@ -24,6 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.max_new_tokens < 1:
             raise UserError(f"--max-new-tokens {options.max_new_tokens}: give 1 or more")
+        if not 0 <= options.seed < 2**32:
+            raise UserError(f"--seed {options.seed}: give a number from 0 to {2**32 - 1}")
         generate(options)
         return 0
     except UserError as error:

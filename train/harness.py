@@ -34,6 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.batch_size < 1:
             raise UserError(f"--batch-size {options.batch_size}: give 1 or more")
+        if options.limit is not None and options.limit < 1:
+            raise UserError(f"--limit {options.limit}: give 1 or more")
+        if options.num_fewshot is not None and options.num_fewshot < 0:
+            raise UserError(f"--num-fewshot {options.num_fewshot}: give 0 or more")
+        if options.include_path and not Path(options.include_path).is_dir():
+            raise UserError(f"--include-path {options.include_path}: there is no such folder")
         if options.report and (options.report.is_dir() or not options.report.parent.is_dir()):
             raise UserError(f"--report {options.report}: give a file in a folder that exists")
         manager, tasks = TaskManager(include_path=options.include_path), options.tasks.split(",")
@@ -42,6 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
         adapter = build_adapter(options.checkpoint, options.overrides, options.batch_size)
         results = simple_evaluate(adapter, tasks=tasks, num_fewshot=options.num_fewshot, limit=options.limit,
                                   task_manager=manager, log_samples=False)
+    except ConnectionError as error:
+        print(f"error: --tasks: their data cannot be had here ({error})", file=sys.stderr)
+        return 2
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

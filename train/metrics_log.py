@@ -2,6 +2,7 @@
 import json
 import math
 import os
+from collections import deque
 from pathlib import Path
 
 from parallel.files import replace_text
@@ -16,16 +17,23 @@ def finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+REMEMBERED = 1000  # rows of earlier starts
+
+
 class MetricsLog:
-    """Append rows (dicts with `step`) to a file. On opening, lines of steps after `last_step` go: they will be written again."""
+    """Append rows (dicts with `step`) to a file. On opening, lines of steps after `last_step` go: they will be written again.
+
+    last_rows: the last rows that were there already.
+    """
 
     def __init__(self, path: Path, last_step: int):
-        kept = []
+        kept, self.last_rows = [], deque(maxlen=REMEMBERED)
         if path.exists():
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
                 try:
-                    if line.endswith("\n") and json.loads(line)["step"] <= last_step:
+                    if line.endswith("\n") and (row := json.loads(line))["step"] <= last_step:
                         kept.append(line)
+                        self.last_rows.append(row)
                 except (ValueError, TypeError, KeyError):
                     continue  # half a line: the process was killed while it wrote a step that comes again
         replace_text(path, "".join(kept))

@@ -45,18 +45,23 @@ def show(report: dict, say: Callable[[str], None]) -> None:
 def show_stage(stage: dict, say: Callable[[str], None]) -> None:
     """Held-out text, and the tasks in one line."""
     scores = stage["all"]
-    if scores["tokens"]:
-        parts = " ".join(f"{n} {s['perplexity']:.1f}" for n, s in stage["corpora"].items() if s["tokens"])
+    if scores["loss"] is not None:
+        parts = " ".join(f"{n} {s['perplexity']:.1f}" for n, s in stage["corpora"].items() if s["loss"] is not None)
         share = "" if stage["shares"]["text"] == 1.0 else f"  ({stage['shares']['text']:.0%} of the text: time budget)"
         say(f"{INDENT}valid  loss {scores['loss']:.4f}  perplexity {scores['perplexity']:.1f} ({parts})  "
             f"accuracy {scores['accuracy']:.1%}{share}")
     asked = {name: s for name, s in stage["tasks"].items() if s["questions"]}
     for name, s in asked.items():
         guess = "always the most frequent" if s["kind"] == "cloze" else "guessing"
-        say(f"{INDENT}task   {name}: {s['accuracy']:.1%} of {s['questions']} ({guess}: {s['baseline']:.1%})")
+        say(f"{INDENT}task   {name}: {headline(s):.1%} of {s['questions']} ({guess}: {s['baseline']:.1%})")
     for name, why in stage["not_computed"].items():
         if asked or not why.startswith("the time budget"):  # which is told once the tasks are asked; the report always has it
             say(f"{INDENT}stage  {name}: not computed, {why}")
+
+
+def headline(scores: dict) -> float:
+    """A task's one figure: of continuations, which differ in length, the accuracy by likelihood for each byte."""
+    return scores.get("accuracy_norm", scores["accuracy"])
 
 
 def show_deep(deep: dict, say: Callable[[str], None]) -> None:
@@ -101,7 +106,8 @@ def to_tensorboard(report: dict, board: TensorBoard) -> None:
         for name, scores in {**stage["corpora"], "all": stage["all"]}.items():
             board.scalars(step, {f"valid_{name}/{key}": scores[key] for key in TEXT_SCORES})
         for name, scores in stage["tasks"].items():
-            board.scalars(step, {f"tasks/{name}": scores["accuracy"]})
+            board.scalars(step, {f"tasks/{name}": headline(scores), f"tasks_not_normalised/{name}": scores["accuracy"]}
+                          if "accuracy_norm" in scores else {f"tasks/{name}": scores["accuracy"]})
     if deep := report.get("deep"):
         board.scalars(step, {f"samples/{key}": deep["samples"][key] for key in SAMPLE_SCORES})
         board.text(step, "samples", "\n\n".join(f"**{s['prompt']}** {s['text']}" for s in deep["samples"]["texts"]))

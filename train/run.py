@@ -202,8 +202,6 @@ class Training:
             return
         if c.eval.deep.enabled and self.mesh.tp * self.mesh.pp > 1:
             self.notes.append("eval.deep: a model that is cut over tp or pp writes no texts in this version")
-        if c.health.enabled and c.health.probe_samples and self.mesh.pp > 1:
-            self.notes.append("health: a pipeline shows no activations in this version")
         tokens = t.global_batch_size * c.data.seq_length
         train_set = self.manifest.sets["train"]
         console.header([
@@ -238,6 +236,7 @@ class Training:
         health = build_health(clock, c, self.first_step, self.step, self.gpt, self.mesh, self.cut, self.manifest)
         if health:
             health.board = board
+            health.remember(sinks[0].last_rows if sinks else [])
         monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples, health)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
         triggers = Triggers(c.run.folder, c.ckpt.every_minutes, self.mesh.rank)
@@ -284,7 +283,8 @@ class Training:
         """The tiers that the config switches on, and when they run."""
         c, total = self.config, self.config.train.total_steps
         tiers = build_tiers(self.gpt, c, self.mesh, self.num_micro_batches, self.manifest)
-        return Evaluate(clock, tiers, due_steps(total, c.eval.stage.every), {max(1, round(total * s)) for s in c.eval.deep.at},
+        stage_steps = due_steps(total, c.eval.stage.every, c.eval.stage.every_steps)
+        return Evaluate(clock, tiers, stage_steps, {max(1, round(total * s)) for s in c.eval.deep.at},
                         c.run.folder, c.train.log_every_steps)
 
     def report(self, clock: Clock, monitor: Monitor, evaluate: Evaluate) -> None:

@@ -13,8 +13,8 @@ TAGS = {"loss": "train/loss", "lr": "train/learning_rate", "grad_norm": "train/g
         "overflow": "train/overflow", "tokens_per_second": "speed/tokens_per_second", "step_seconds": "speed/step_seconds",
         "data_wait": "speed/data_wait_fraction", "memory_bytes": "speed/memory_bytes"}
 HEALTH_TAGS = {"loss_mean": "health/loss_mean", "loss_std": "health/loss_std", "loss_z": "health/loss_robust_z",
-               "spikes": "health/loss_spikes", "overflow_rate": "health/overflow_rate",
-               "lr_expected": "health/learning_rate_of_schedule"}
+               "spikes": "health/loss_spikes", "nonfinite_steps": "health/nonfinite_steps",
+               "overflow_rate": "health/overflow_rate", "lr_expected": "health/learning_rate_of_schedule"}
 
 
 class TensorBoard:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from eval.comparison.bootstrap import LEVEL, Interval, mean_difference_interval, ratio_difference_interval, same
-from eval.comparison.reports import direction, is_condition, leaves, read_report, run_reports, series
+from eval.comparison.reports import direction, is_condition, leaves, read_report, report_of_checkpoint, run_reports, series
 from eval.comparison.trends import disagreement
 from parallel.errors import UserError
 
@@ -46,7 +46,8 @@ class Estimate:
     def of(self, columns: np.ndarray) -> float:
         """The figure of columns float [items, 2]."""
         numerator, denominator = columns.sum(0)
-        return float(self.transform(numerator / denominator))
+        with np.errstate(over="ignore"):
+            return float(self.transform(numerator / denominator))
 
     def difference_interval(self, a: np.ndarray, b: np.ndarray, seed: int) -> Interval:
         """95 % interval of b's figure less a's, columns of the same items."""
@@ -116,8 +117,8 @@ class _Side:
 
     def group(self, names: list[str]) -> dict:
         group = self.report
-        for name in names:
-            group = group[name]
+        for name in names:  # a name with a slash in it is not one of ours
+            group = group.get(name, {}) if isinstance(group, dict) else {}
         return group
 
 
@@ -130,7 +131,7 @@ class _NoIntervalError(Exception):
 
 
 def compare(a: Path, b: Path, seed: int = 0) -> Comparison:
-    """Hold B against A, each a run's folder (each tier's last report counts) or one report's file.
+    """Hold B against A, each a run's folder (each tier's last report counts), a checkpoint of one, or one report's file.
 
     UserError: a report is missing or broken, or the two have no figure in common.
     """
@@ -152,13 +153,16 @@ def compare(a: Path, b: Path, seed: int = 0) -> Comparison:
 def _side(label: str, path: Path) -> _Side:
     if not path.exists():
         raise UserError(f"{path}: there is nothing here; give the folder of a run, or the file of a report")
+    path = report_of_checkpoint(path) or path
+    if not path.exists():
+        raise UserError(f"{path}: this step was not evaluated; python -m eval --checkpoint D --report FILE does it")
     if path.is_file():
         report = read_report(path)
         return _Side(label, path, report, f"step {report.get('step', 'unknown')}")
     merged, steps = {}, {}
     for step, report in run_reports(path):
-        merged.update(report)
-        steps.update({tier: step for tier, value in report.items() if isinstance(value, dict | list)})
+        merged.update({"not_computed": {}, **report})
+        steps.update({tier: step for tier, value in report.items() if isinstance(value, dict | list) and tier != "not_computed"})
     return _Side(label, path, merged, ", ".join(f"{tier} of step {step}" for tier, step in steps.items()))
 
 

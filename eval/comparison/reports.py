@@ -9,10 +9,16 @@ from parallel.errors import UserError
 STEP_FILE = re.compile(r"step_(\d+)\.json")
 # Figures that say how something was measured, not how well the model did.
 CONDITION = re.compile(r"step|tokens(_in|_out)?|bytes|characters|samples|items|questions|rules|count|raters|empty|truncated|"
-                       r"nonfinite|batches|num_batches|requests|cost|seed|(.+_)?seconds|(.+_)?budget|baseline|unigram_perplexity")
+                       r"nonfinite|batches|num_batches|requests|cost|seed|(.+_)?seconds|(.+_)?budget|time_fraction|baseline|unigram_perplexity")
 LOWER_IS_BETTER = re.compile(r"loss|perplexity|bits_per_byte|repetition.*|longest_repeat.*|self_bleu|"
                              r"(empty|leak|unsafe|over_refusal|attack_success)_rate")
 HIGHER_IS_BETTER = re.compile(r".*accuracy.*|(pooled_)?distinct_\d|(pass|refusal)_rate|fluency|relevance|rating|(.+_)?score")
+
+
+def report_of_checkpoint(folder: Path) -> Path | None:
+    """The report of the step at which a run's checkpoint was written, None if the folder is no checkpoint."""
+    step = re.fullmatch(r"step_(\d+)", folder.name)
+    return folder.parent.parent / "eval" / f"step_{int(step[1]):08d}.json" if step and folder.is_dir() else None
 
 
 def read_report(path: Path) -> dict:
@@ -21,6 +27,8 @@ def read_report(path: Path) -> dict:
         report = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: the report is not JSON ({error.msg}); evaluate again") from None
+    except RecursionError:
+        raise UserError(f"{path}: the report is not one of ours: it is nested too deeply") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: the report cannot be read ({error})") from None
     if not isinstance(report, dict):
@@ -47,7 +55,10 @@ def leaves(report: dict) -> dict[str, float | None]:
         if isinstance(value, dict):
             found.update({f"{key}/{name}": figure for name, figure in leaves(value).items()})
         elif value is None or isinstance(value, int | float) and not isinstance(value, bool):
-            found[key] = None if value is None or not math.isfinite(value) else float(value)
+            try:
+                found[key] = None if value is None or not math.isfinite(value) else float(value)
+            except OverflowError:  # a whole number beyond any float
+                found[key] = None
     return found
 
 
@@ -64,7 +75,7 @@ def series(run: Path) -> dict[str, list[tuple[int, float | None]]]:
 def is_condition(metric: str) -> bool:
     """Whether a figure says how something was measured (a count, a cost, a baseline) rather than what came out."""
     *groups, name = metric.split("/")
-    return bool({"rejected", "counts"} & set(groups)) or CONDITION.fullmatch(name) is not None
+    return bool({"rejected", "counts", "seconds", "shares"} & set(groups)) or CONDITION.fullmatch(name) is not None
 
 
 def direction(metric: str) -> int:

@@ -12,6 +12,8 @@ SMALLEST_SPREAD = 0.005  # of the median: a loss that hardly moves would make a 
 class LossWindow:
     """The last `size` steps. What is not finite, or a spike, is counted but never becomes part of what spikes are told by.
 
+    Unless it stays: when most of the last MIN_HISTORY steps are spikes the loss has another level, and that is learned anew.
+
     Args:
         size: steps.
         spike_z: a loss is a spike from this many robust standard deviations above the median on.
@@ -19,31 +21,39 @@ class LossWindow:
 
     def __init__(self, size: int, spike_z: float):
         self.spike_z = spike_z
-        self.normal: deque[float] = deque(maxlen=size)
+        self.normal: deque[float] = deque(maxlen=size)  # what spikes are told by
+        self.finite: deque[float] = deque(maxlen=size)
         self.spikes: deque[bool] = deque(maxlen=size)
-        self.skipped: deque[bool] = deque(maxlen=size)
+        self.steps: deque[tuple[bool, bool]] = deque(maxlen=size)  # not finite, skipped
         self.z: float | None = None
 
-    def add(self, loss: float, overflow: bool) -> None:
-        """One step's loss (nats), and whether it was skipped since its gradients were not finite."""
-        self.z = self._score(loss)
-        spike = not math.isfinite(loss) or (self.z is not None and self.z >= self.spike_z)
+    def add(self, loss: float | None, overflow: bool) -> None:
+        """One step's loss (nats; None: not finite), and whether it was skipped since its gradients were not finite."""
+        finite = loss is not None and math.isfinite(loss)
+        self.z = self._score(loss) if finite else None
+        spike = self.z is not None and self.z >= self.spike_z
         self.spikes.append(spike)
-        self.skipped.append(overflow)
-        if not spike:
+        self.steps.append((not finite, overflow))
+        if finite:
+            self.finite.append(loss)
+        if finite and not spike:
             self.normal.append(loss)
+        elif sum(list(self.spikes)[-MIN_HISTORY:]) > MIN_HISTORY // 2:
+            self.normal.clear()
 
     def _score(self, loss: float) -> float | None:
-        if len(self.normal) < MIN_HISTORY or not math.isfinite(loss):
+        if len(self.normal) < MIN_HISTORY:
             return None
         median = float(np.median(self.normal))
         spread = NORMAL * float(np.median(np.abs(np.asarray(self.normal) - median)))
         return (loss - median) / max(spread, SMALLEST_SPREAD * abs(median), 1e-12)
 
     def figures(self) -> dict:
-        """loss_mean and loss_std (nats) without spikes, loss_z of the last step (robust standard deviations above the median),
-        spikes (how many), overflow_rate (share of the steps). None: not known yet."""
-        return {"loss_mean": float(np.mean(self.normal)) if self.normal else None,
-                "loss_std": float(np.std(self.normal)) if len(self.normal) > 1 else None,
-                "loss_z": self.z, "spikes": sum(self.spikes),
-                "overflow_rate": sum(self.skipped) / len(self.skipped) if self.skipped else None}
+        """loss_mean and loss_std (nats) of the finite ones, loss_z of the last step (robust standard deviations above the median
+        of those that are no spikes), spikes and nonfinite_steps (how many), overflow_rate (share of the steps). None: not known.
+        """
+        nonfinite, skipped = np.sum(self.steps, 0) if self.steps else (0, 0)
+        return {"loss_mean": float(np.mean(self.finite)) if self.finite else None,
+                "loss_std": float(np.std(self.finite)) if len(self.finite) > 1 else None,
+                "loss_z": self.z, "spikes": sum(self.spikes), "nonfinite_steps": int(nonfinite),
+                "overflow_rate": float(skipped / len(self.steps)) if self.steps else None}

@@ -155,9 +155,10 @@ class Probe:
             self.gpt.set_train(False)
             figures, samples = (x.asnumpy() for x in self.step(self.ids))
         pictures = {name: Histogram.of(row) for name, row in zip(self.names, samples, strict=True)} if histograms else {}
-        return {name: {key: _number(value) for key, value in zip(FIGURES, row, strict=True)}
-                for name, row in zip(self.names, figures, strict=True)}, pictures
+        return {name: _figures(row) for name, row in zip(self.names, figures, strict=True)}, pictures
 
 
-def _number(value: np.float32) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _figures(row: np.ndarray) -> dict[str, float | None]:
+    """By name; None where it is not finite. Shares of values that are not finite say nothing either."""
+    found = {key: float(value) if math.isfinite(value) else None for key, value in zip(FIGURES, row, strict=True)}
+    return found | (dict.fromkeys(("zeros", "saturated")) if found["mean"] is None else {})

@@ -44,3 +44,9 @@ def test_a_run_stays_within_its_budget():
         text, tasks = budget.shares(training, i == 99)
         budget.spend((text, tasks), (text * 1.1, tasks * 3.3))
     assert 0.04 * training < budget.spent <= 0.05 * training + 0.5
+
+
+def test_without_text_the_tasks_have_the_budget():
+    budget = Budget(0.05, 4, text_seconds=0.0, task_seconds=10.0)
+    assert budget.shares(100.0, False) == (1.0, 0.0) and budget.shares(201.0, False) == (1.0, 1.0)
+    assert Budget(0.05, 2, 0.0, 0.0).shares(10.0, True) == (1.0, 0.0)

@@ -96,6 +96,13 @@ def test_values_that_ranks_share_count_once():
     assert watch.after(1.0, False)[0]["block_00"]["weight_norm"] == pytest.approx(math.sqrt(4 * 4 / 4))
 
 
+def test_what_is_not_finite_has_no_shares():
+    from eval.health.probe import _figures
+
+    found = _figures(np.array([np.nan, np.nan, np.inf, 0.0, 0.0, np.nan, np.nan], np.float32))
+    assert set(found.values()) == {None}
+
+
 def test_layer_names():
     assert layer_names(2) == ["embedding", "block_00", "block_01", "norm"] and layer_names(101)[11] == "block_010"
     assert [layer_of(n, 12) for n in ("embedding.token", "blocks.0.norm1.bias", "blocks.11.mlp.up.weight", "norm.weight")] \
@@ -114,7 +121,8 @@ def test_level_and_spread_of_the_loss():
     losses = 3.0 + 0.1 * rng.standard_normal(300)
     found = window_of(losses, {10, 250, 290})
     assert found == {"loss_mean": pytest.approx(losses[200:].mean()), "loss_std": pytest.approx(losses[200:].std()),
-                     "loss_z": pytest.approx((losses[299] - 3.0) / 0.1, abs=0.5), "spikes": 0, "overflow_rate": 0.02}
+                     "loss_z": pytest.approx((losses[299] - 3.0) / 0.1, abs=0.5), "spikes": 0, "nonfinite_steps": 0,
+                     "overflow_rate": 0.02}
     assert window_of([])["loss_mean"] is None and window_of([])["overflow_rate"] is None
 
 
@@ -122,9 +130,17 @@ def test_a_spike_is_seen_and_does_not_hide_the_next():
     rng = np.random.RandomState(1)
     losses = list(3.0 + 0.02 * rng.standard_normal(60))
     healthy = window_of(losses)
-    assert window_of([*losses, 4.0, 5.0, math.nan, math.inf, 4.0])["spikes"] == 5
-    assert window_of([*losses, 4.0, 5.0, 4.0])["loss_mean"] == healthy["loss_mean"]
+    found = window_of([*losses, 4.0, 5.0, math.nan, None, math.inf, 4.0])
+    assert found["spikes"] == 3 and found["nonfinite_steps"] == 3
+    assert found["loss_mean"] == pytest.approx(np.mean([*losses, 4.0, 5.0, 4.0])) != healthy["loss_mean"]
     assert window_of([*losses, 4.0])["loss_z"] > 6 and window_of([*losses, 3.01])["spikes"] == 0
+
+
+def test_another_level_is_learned():
+    losses = [*(3.0 + 0.02 * np.random.RandomState(3).standard_normal(100)), *[3.5] * 100]
+    assert window_of(losses[:105])["spikes"] == 5
+    found = window_of(losses, size=50)
+    assert found["spikes"] == 0 and found["loss_mean"] == pytest.approx(3.5) and abs(found["loss_z"]) < 1
 
 
 def test_a_falling_loss_and_a_still_one_are_no_spikes():

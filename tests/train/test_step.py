@@ -137,3 +137,11 @@ def test_schedule_by_its_formula(shape, warmup):
         if warmup:
             lr *= min((step + 1) / warmup, 1.0)
         assert schedule(Tensor(step, ms.int32)).asnumpy() == pytest.approx(lr, rel=1e-5)
+
+
+def test_the_norm_of_many_values_on_cpu():
+    from train.gradients import _square_sum_of_one
+
+    x = np.random.RandomState(0).standard_normal(20_000_000).astype(np.float32) * np.float32(1e-3)
+    found = _square_sum_of_one(ops.Square(), ops.ReduceSum(), Tensor(x)).asnumpy().item()
+    assert found == pytest.approx(float(np.square(x.astype(np.float64)).sum()), rel=1e-6)

@@ -1,4 +1,5 @@
 """The tier `health`: looks at a step from both sides, and adds what it saw to the step's row."""
+from collections.abc import Iterable
 from itertools import zip_longest
 
 import numpy as np
@@ -15,6 +16,7 @@ from parallel.mesh import Mesh
 from train.build import build_probe_step
 from train.clock import Clock
 from train.config import RunConfig
+from train.console import say
 from train.schedule import learning_rate
 from train.step import TrainStep
 from train.tensorboard import TensorBoard
@@ -40,8 +42,16 @@ class Health(Callback):
         """Whether this step is looked at."""
         return step % self.settings.every_steps == 0
 
+    def remember(self, rows: Iterable[dict]) -> None:
+        """Rows of an earlier start: what spikes are told by."""
+        for row in rows:
+            self.window.add(row["loss"], row["overflow"])
+
     def warm_up(self) -> None:
-        """Compile."""
+        """Compile; say it if there is less to look at than the config asks for."""
+        found = len(self.probe.ids) if self.probe else 0
+        if self.board and found < self.settings.probe_samples:
+            say(f"health: activations of {found} held-out samples, not of health.probe_samples={self.settings.probe_samples}")
         if self.probe:
             with self.clock.measure("compile"):
                 self.probe.run(False)
