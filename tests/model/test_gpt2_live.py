@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from ckpt import hf, store
+from ckpt import hf, store, writing
 from ckpt.__main__ import main
 from model import attention, gpt, layers
 from model.config import ModelConfig
@@ -106,7 +106,7 @@ def test_export_is_loaded_by_transformers_with_the_same_logits(form, tmp_path):
     initialize(network, ModelConfig(**SIZES, init_std=0.2), seed=3)
     weights = {name: p.asnumpy() for name, p in network.parameters_and_names()}
     checkpoint = store.Checkpoint({"model": weights}, {"step": 7}, to_yaml({"model": SIZES}))
-    store.save(tmp_path / "checkpoints", checkpoint, keep_last=1)
+    writing.save(tmp_path / "checkpoints", checkpoint, keep_last=1)
     assert main(["export-hf", str(tmp_path / "checkpoints"), str(tmp_path / "out")]) == 0
     theirs, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]

@@ -110,12 +110,12 @@ def test_refusals(whole, capsys, arguments, says):
 
 
 def test_a_checkpoint_of_another_tokenizer(whole, tiny_yaml, tmp_path, capsys):
-    from ckpt import store
+    from ckpt import store, writing
     changed = tmp_path / "step_00000020"
     shutil.copytree(whole / "checkpoints" / "step_00000020", changed)
     checkpoint = store.load(changed)
     checkpoint.state["identity"]["tokenizer"] = "0" * 64
     shutil.rmtree(changed)
-    store.write(changed, checkpoint)
+    writing.write(changed, checkpoint)
     assert main(["--checkpoint", str(changed)]) == 2
     assert "tokenizer: " + "0" * 64 in capsys.readouterr().err

@@ -21,8 +21,10 @@ def due_steps(total_steps: int, every: float, every_steps: int | None = None) ->
     """The steps nearest to every multiple of `every` (a share of the run), or every so many steps; and the last."""
     if every_steps is not None:
         return {*range(every_steps, total_steps, every_steps), total_steps}
-    count = min(round(1 / every), total_steps)
-    return {max(1, round(total_steps * min(1.0, i / count))) for i in range(1, count + 1)} | {total_steps}
+    if every * total_steps <= 1:
+        return {*range(1, total_steps + 1)}
+    count = round(1 / every)
+    return {max(1, round(total_steps * min(1.0, i * every))) for i in range(1, count + 1)} | {total_steps}
 
 
 class Evaluate(Callback):
