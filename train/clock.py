@@ -1,6 +1,7 @@
 """Where the time of a run goes."""
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager
 
 from mindspore.train import Callback
@@ -19,15 +20,18 @@ class Clock(Callback):
         self.seconds = Counter()
         self.started = time.perf_counter()
         self.gap_from = None
+        self.on_phase: Callable[[str], None] = lambda kind: None  # is told each kind as it begins, "step" as it ends
 
     @contextmanager
     def measure(self, kind: str):
         """Count the time of a `with` block as `kind`."""
         began = time.perf_counter()
+        self.on_phase(kind)
         try:
             yield
         finally:
             self.seconds[kind] += time.perf_counter() - began
+            self.on_phase("step")
 
     def total(self) -> float:
         """Seconds since the first step was done."""

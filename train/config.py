@@ -61,6 +61,18 @@ class PrecisionConfig(Section):
     loss_scale: LossScaleConfig = LossScaleConfig()
 
 
+class SuperviseConfig(Section):
+    """What `python -m train.supervise` takes for a hang, and how often it starts again."""
+
+    start_minutes: float = Field(120.0, gt=0.0, description="no sign of life until the first step is done; compiling is long")
+    step_minutes: float = Field(15.0, gt=0.0, description="no sign of life between two steps")
+    eval_minutes: float = Field(120.0, gt=0.0, description="one evaluation")
+    ckpt_minutes: float = Field(60.0, gt=0.0, description="one wait for a checkpoint")
+    max_restarts: int = Field(5, ge=0, description="starts after the first, within within_hours")
+    within_hours: float = Field(24.0, gt=0.0, description="the time in which restarts are counted")
+    pause_seconds: float = Field(10.0, ge=0.0, description="before the first restart; doubled before each next, 10 min at most")
+
+
 class RunConfig(Section):
     """One run, from text to checkpoint."""
 
@@ -73,6 +85,7 @@ class RunConfig(Section):
     health: HealthConfig = HealthConfig()
     eval: EvalConfig = EvalConfig()
     ckpt: CkptConfig = CkptConfig()
+    supervise: SuperviseConfig = SuperviseConfig()
 
     @model_validator(mode="after")
     def _rules(self):

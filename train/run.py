@@ -38,6 +38,7 @@ from train.checks import plan
 from train.clock import Clock
 from train.config import RunConfig
 from train.console import say
+from train.heartbeat import Heartbeat
 from train.metrics_log import MetricsLog, finite
 from train.plans import plan_of, sizes_of
 from train.tensorboard import TensorBoard
@@ -239,6 +240,7 @@ class Training:
             health.remember(sinks[0].last_rows if sinks else [])
         monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples, health)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
+        heartbeat = Heartbeat(clock, c.run.folder, self.mesh.rank, self.first_step)
         triggers = Triggers(c.run.folder, c.ckpt.every_minutes, self.mesh.rank)
         save = self.saving(clock, monitor, triggers)
         if self.mesh.rank == 0:
@@ -248,7 +250,7 @@ class Training:
             if steps:
                 if health:
                     health.warm_up()
-                callbacks = [clock, *[health] * (health is not None), monitor, evaluate, save]
+                callbacks = [clock, heartbeat, *[health] * (health is not None), monitor, evaluate, save]
                 evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save
                 with triggers.caught():
                     Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)

@@ -1,0 +1,71 @@
+"""Signs of life: what each rank is doing, in a file that `train.supervise` and people look at."""
+import json
+import os
+import time
+from pathlib import Path
+
+from mindspore.train import Callback
+
+from train.callbacks.monitor import memory_bytes
+from train.clock import Clock
+
+FOLDER = "heartbeat"
+SECONDS = 1.0  # between two signs of the same phase
+
+
+def path_of(run_folder: Path, rank: int) -> Path:
+    """Where a rank leaves its signs."""
+    return run_folder / FOLDER / f"rank_{rank}.json"
+
+
+class Heartbeat(Callback):
+    """Writes {"rank", "pid", "phase", "step", "time" (seconds since 1970), "memory_bytes", "step_seconds", "host_seconds"}.
+
+    Phases: start (until the first step is done), step, eval, ckpt. step_seconds: of the last step, from its beginning to its end;
+    host_seconds: from the end of the one before to its beginning, which other ranks wait for.
+    """
+
+    def __init__(self, clock: Clock, run_folder: Path, rank: int, last_step: int):
+        super().__init__()
+        self.path, self.rank, self.step, self.phase = path_of(run_folder, rank), rank, last_step, ""
+        self.step_seconds = self.host_seconds = None
+        self.ended = self.written = 0.0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        clock.on_phase = self.beat
+        self.beat("start")
+
+    def beat(self, phase: str) -> None:
+        """Say what begins now; kinds of time that are no phase belong to the step."""
+        phase = "start" if not self.ended else phase if phase in ("eval", "ckpt") else "step"
+        now = time.time()
+        if phase == self.phase and now - self.written < SECONDS:
+            return
+        self.phase, self.written = phase, now
+        sign = {"rank": self.rank, "pid": os.getpid(), "phase": phase, "step": self.step, "time": now,
+                "memory_bytes": memory_bytes(), "step_seconds": self.step_seconds, "host_seconds": self.host_seconds}
+        temporary = self.path.with_suffix(".tmp")  # not fsynced: after a crash of the machine nobody asks for it
+        temporary.write_text(json.dumps(sign), encoding="utf-8")
+        os.replace(temporary, self.path)
+
+    def on_train_step_begin(self, run_context):
+        self.began = time.perf_counter()
+        if self.ended:
+            self.host_seconds = self.began - self.ended
+        self.beat("step")
+
+    def on_train_step_end(self, run_context):
+        self.step += 1
+        self.ended = time.perf_counter()
+        self.step_seconds = self.ended - self.began
+        self.beat("step")
+
+
+def read(run_folder: Path) -> list[dict]:
+    """The signs of all ranks, by rank; what cannot be read is left out."""
+    found = []
+    for path in (run_folder / FOLDER).glob("rank_*.json"):
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            continue  # it is being replaced
+    return sorted(found, key=lambda sign: sign["rank"])
