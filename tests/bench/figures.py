@@ -2,10 +2,12 @@
 
     python tests/bench/figures.py seek     # time to the first batch at consumed_samples 0 and at 10,000,000, in turn
     python tests/bench/figures.py smoke    # both scripts' smoke run: duration, shares of time, memory, perplexity
+    python tests/bench/figures.py save     # a checkpoint of 200 million parameters with moments, against the bare disk, in turn
 
 `seek` prepares a synthetic text of 8 million words: some 600,000 samples, so that 10,000,000 lies in a later epoch.
 """
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -16,6 +18,54 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
+
+
+def save(folder: Path, rounds: int = 3) -> None:
+    from ckpt import store, writing
+    from parallel.files import sha256
+
+    # 24 blocks' worth of matrices: 200 million values, and twice as many moments.
+    weights = {f"w{i}": np.full((2048, 4096), i, np.float32) for i in range(24)}
+    moments = {f"moment{k}.{name}": a for k in (1, 2) for name, a in weights.items()}
+    checkpoint = store.Checkpoint({"model": weights, "optimizer": moments}, {"step": 1, "run_id": "bench"}, "{}\n")
+    arrays = [*weights.values(), *moments.values()]
+    copies = [np.zeros_like(a) for a in arrays]
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, work) -> None:
+        began = time.perf_counter()
+        work()
+        times.setdefault(name, []).append(time.perf_counter() - began)
+
+    def bare_write() -> None:
+        with open(folder / "bare", "wb", buffering=0) as file:
+            for a in arrays:
+                file.write(a)
+            os.fsync(file.fileno())
+
+    def bare_read_and_hash() -> None:
+        with open(folder / "bare", "rb", buffering=0) as file:
+            while file.read(1 << 24):
+                pass
+        sha256(folder / "bare")
+
+    def copy() -> None:
+        for a, b in zip(arrays, copies, strict=True):
+            np.copyto(b, a)
+
+    for _ in range(rounds):
+        timed("copy", copy)
+        timed("bare write and fsync", bare_write)
+        timed("save", lambda: writing.save(folder / "ckpt", checkpoint, 1))
+        timed("bare read, then hash", bare_read_and_hash)
+        timed("load", lambda: [np.array(a) for part in store.load(folder / "ckpt" / "step_00000001").tensors.values()
+                               for a in part.values()])
+    nbytes = sum(a.nbytes for a in arrays)
+    for name, spent in times.items():
+        print(f"{name:22} {nbytes / statistics.median(spent) / 1e6:8,.0f} MB/s   {[round(s, 2) for s in spent]} s")
+    median = {name: statistics.median(spent) for name, spent in times.items()}
+    print(f"save at {median['bare write and fsync'] / median['save']:.0%} of the disk's speed, "
+          f"load at {median['bare read, then hash'] / median['load']:.0%} of reading and hashing")
 
 
 def seek(folder: Path, rounds: int = 5) -> None:
@@ -45,7 +95,7 @@ def seek(folder: Path, rounds: int = 5) -> None:
 
 
 def smoke(folder: Path) -> None:
-    keys = ("world_size", "steps", "val_perplexity", "unigram_perplexity", "tokens_per_second", "eval_time_fraction",
+    keys = ("world_size", "steps", "val_perplexity", "unigram_perplexity", "tokens_per_second", "eval_time_fraction", "health_time_fraction",
             "data_wait_fraction", "checkpoint_time_fraction", "compile_seconds", "peak_memory_bytes")
     for script in ("run_standalone.sh", "run_distributed.sh"):
         began = time.perf_counter()
@@ -60,7 +110,7 @@ def smoke(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parts = {"seek": seek, "smoke": smoke}
+    parts = {"seek": seek, "smoke": smoke, "save": save}
     if len(sys.argv) != 2 or sys.argv[1] not in parts:
         sys.exit(__doc__)
     with tempfile.TemporaryDirectory() as name:
