@@ -95,8 +95,8 @@ def seek(folder: Path, rounds: int = 5) -> None:
 
 
 def smoke(folder: Path) -> None:
-    keys = ("world_size", "steps", "val_perplexity", "unigram_perplexity", "tokens_per_second", "eval_time_fraction", "health_time_fraction",
-            "data_wait_fraction", "checkpoint_time_fraction", "compile_seconds", "peak_memory_bytes")
+    keys = ("world_size", "steps", "val_perplexity", "unigram_perplexity", "tokens_per_second", "eval_time_fraction",
+            "health_time_fraction", "data_wait_fraction", "checkpoint_time_fraction", "compile_seconds", "peak_memory_bytes")
     for script in ("run_standalone.sh", "run_distributed.sh"):
         began = time.perf_counter()
         subprocess.run(["bash", str(ROOT / "run_scripts" / script), "--set", f"run.dir={folder}", f"run.name={script}",
