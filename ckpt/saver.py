@@ -47,7 +47,10 @@ class Saver:
         self.wait()
         temporary = writing.temporary_of(self.root, state["step"])
         if self.rank == 0:
-            writing.begin(self.root, state["step"], total_bytes)
+            try:
+                writing.begin(self.root, state["step"], total_bytes)
+            except OSError as error:
+                raise writing.explained(self.root, state["step"], error) from error
         self.meet()
         self.thread = threading.Thread(target=self._write, args=(temporary, part, state, config), name="checkpoint", daemon=True)
         self.thread.start()
@@ -64,13 +67,15 @@ class Saver:
                 files = writing.gather_notes(temporary, range(self.ranks), lambda: self.given_up)
             writing.publish(self.root, temporary, state, config, files, self.keep_last)
             self.written.append({"step": state["step"], "write_seconds": time.perf_counter() - began})
+        except OSError as error:
+            self.error = writing.explained(self.root, state["step"], error)
         except BaseException as error:
             self.error = error
 
     def _write_beside_others(self, temporary: Path, part: Part) -> None:
         try:
             writing.leave_note(temporary, self.rank, {"files": writing.write_part(temporary, part)})
-        except (OSError, writing.SaveError) as error:
+        except OSError as error:
             writing.leave_note(temporary, self.rank, {"error": str(error)})
             raise
 

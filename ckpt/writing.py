@@ -23,8 +23,16 @@ NOTE = ".written-by-rank_{:05d}.json"
 POLL = 0.05  # seconds
 
 
-class SaveError(Exception):
+class SaveError(OSError):
     """A checkpoint could not be written; the one before it is untouched."""
+
+
+def explained(root: Path, step: int, error: OSError) -> SaveError:
+    """What the system said, and what a person needs to know with it."""
+    if isinstance(error, SaveError):
+        return error
+    room = f"; {root} has {shutil.disk_usage(root).free / 1e6:,.1f} MB free" if root.is_dir() else ""
+    return SaveError(f"the checkpoint of step {step} could not be written: {error}{room}. The one before it is untouched")
 
 
 @dataclass(frozen=True)

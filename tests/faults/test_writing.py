@@ -204,6 +204,6 @@ def test_an_error_behind_the_training_surfaces_at_the_next_call(tmp_path, monkey
     monkeypatch.setattr(writing, "write_part", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
     saver.start(Part({"model": {"w": np.zeros(3, np.float32)}}), 12, {"step": 1}, "")
     saver.thread.join()
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(SaveError, match=r"step 1 could not be written: .*Input/output error; .* MB free\. The one before"):
         saver.check()
     saver.check()  # told once
