@@ -12,6 +12,7 @@ class Answer:
         prompt, text: what was given, and what the model went on with (without the prompt and without eos).
         tokens: number of tokens of `text`, eos not counted.
         ended: whether the model wrote eos, rather than being stopped at the limit.
+        broken: whether it breaks off because the logits were not finite.
     """
 
     item: str
@@ -20,3 +21,4 @@ class Answer:
     text: str
     tokens: int
     ended: bool
+    broken: bool = False

@@ -22,8 +22,8 @@ class StageConfig(Section):
     every: float = Field(0.05, gt=0.0, le=1.0, description="share of the run between two evaluations")
     every_steps: int | None = Field(None, ge=1, description="steps between two evaluations, instead of a share")
     num_batches: int = Field(2, ge=1, description="batches of global_batch_size samples, of each corpus")
-    tasks: tuple[Literal["cloze", "continuation", "mmlu", "bbh"], ...] = Field(
-        ("cloze", "continuation", "mmlu", "bbh"), strict=False, description="questions asked besides")
+    tasks: tuple[Literal["cloze", "continuation", "mmlu", "bbh", "bbh_exact"], ...] = Field(
+        ("cloze", "continuation", "mmlu", "bbh", "bbh_exact"), strict=False, description="questions asked besides")
     max_questions: int = Field(100, ge=1, description="questions of each task and language at most")
     time_budget: float | None = Field(0.05, gt=0.0, description="share of the training time that this tier may take; it then "
                                       "evaluates fewer samples and questions, and reports how many; null: no bound")

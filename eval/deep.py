@@ -44,15 +44,25 @@ class Deep:
         self.writer.write(self.ids[:1], 2, self.sampling, self.seed)
 
     def run(self) -> dict:
-        """{"samples": scores and texts, "instructions", "safety" and "judge": scores, "seconds"}; see the modules of each."""
+        """{"samples": scores and texts, "instructions", "safety" and "judge": scores, "prompts": number, "truncated": how many of
+        them the model saw the end of only, "not_computed": {what: why}, "seconds"}; see the modules of each.
+        """
         began = time.perf_counter()
         answers = self.write()
         of = {name: [a for (kind, *_), a in zip(self.prompts, answers, strict=True) if kind == name]
               for name in (SAMPLES, INSTRUCTIONS, SAFETY)}
-        report = {SAMPLES: {**diversity.scores(of[SAMPLES]), "own_perplexity": self.own_perplexity(),
+        report = {"prompts": len(answers), "truncated": sum(len(prompt) > self.seq_length for prompt in self.ids),
+                  "not_computed": {}}
+        if broken := sum(answer.broken for answer in answers):
+            report["not_computed"]["texts"] = f"{broken} of {len(answers)} break off: the model's logits are not finite there"
+        samples = diversity.scores(of[SAMPLES])
+        own = self.own_perplexity()
+        if own is None:
+            samples["not_computed"]["own_perplexity"] = "no text has a token, or their loss is not finite"
+        report |= {SAMPLES: {**samples, "own_perplexity": own,
                             "languages": {lang: diversity.scores([a for a in of[SAMPLES] if a.language == lang])
-                                          for lang in sorted({a.language for a in of[SAMPLES]})},
-                            "texts": [asdict(a) for a in of[SAMPLES]]}}
+                                           for lang in sorted({a.language for a in of[SAMPLES]})},
+                             "texts": [asdict(a) for a in of[SAMPLES]]}}
         if self.items[INSTRUCTIONS]:
             report[INSTRUCTIONS] = instructions.scores(instructions.check_answers(self.items[INSTRUCTIONS], of[INSTRUCTIONS]))
         if self.items[SAFETY]:
@@ -73,12 +83,12 @@ class Deep:
             prompts = self.ids[at:min(at + self.config.batch_size, first + each)]
             texts += self.writer.write(prompts, limit, self.sampling, self.seed, at)
         # Ids are below 2^24, so float32, which MindSpore gathers, holds them.
-        mine = np.full((each, limit + 2), -1, np.float32)
+        mine = np.full((each, limit + 3), -1, np.float32)
         for row, text in zip(mine, texts, strict=False):
-            row[0], row[1:len(text.tokens) + 1], row[-1] = len(text.tokens), text.tokens, text.ended
+            row[0], row[1:len(text.tokens) + 1], row[-2:] = len(text.tokens), text.tokens, (text.ended, text.broken)
         rows = np.concatenate(collectives.gather_arrays(mine))[:len(self.ids)].astype(np.int64)
         self.tokens = [row[1:row[0] + 1].tolist() for row in rows]
-        return [Answer(item, language, prompt, self.tokenizer.decode(tokens), len(tokens), bool(row[-1]))
+        return [Answer(item, language, prompt, self.tokenizer.decode(tokens), len(tokens), bool(row[-2]), bool(row[-1]))
                 for (_, item, language, prompt), tokens, row in zip(self.prompts, self.tokens, rows, strict=True)]
 
     def own_perplexity(self) -> float | None:
@@ -95,7 +105,7 @@ class Deep:
             rows[i, :len(text)] = text
             first[i] = max(0, len(text) - new - 1)
         loss, tokens, _ = self.scorer.score_rows(rows, first).sum(0)
-        return perplexity(loss / tokens)
+        return perplexity(loss / tokens) if np.isfinite(loss) else None
 
 
 def _language(prompt: str) -> str:

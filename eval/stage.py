@@ -73,7 +73,7 @@ class Stage:
                   "not_computed": {name: why for name, found in rows.items() if (why := _why_not(found))}}
         between = time.perf_counter()
         for task in self.tasks:
-            count = round(tasks * len(task.questions))
+            count = self._count(task, tasks)
             if count or not task.questions:
                 report["tasks"][task.name] = scores = self._task(replace(task, questions=task.questions[:count]))
                 if scores["not_computed"]:
@@ -100,6 +100,12 @@ class Stage:
             sums = [(table[labels] * counted).sum(1) for table in (self.bytes, self.unigram)]
             more.append(np.stack(sums, 1).astype(np.float32))
             yield tokens, np.zeros(len(tokens), np.int32)
+
+    def _count(self, task: Task, share: float) -> int:
+        """How many of a task's questions fit into the share of its batches."""
+        steps = self.scorer.steps
+        rows = np.cumsum([len(question.rows) for question in task.questions])
+        return int(np.searchsorted([steps(int(n)) for n in rows], share * steps(task.num_rows), "right"))
 
     def _task(self, task: Task) -> dict:
         tokens, first = rows_of([task], self.task_width)

@@ -14,8 +14,8 @@ from parallel.mesh import Mesh
 
 @functools.cache
 def causal_mask(seq_length: int) -> Tensor:
-    """Float32 [seq, seq]: 0 where position i may see position j <= i, -1e9 elsewhere."""
-    return Tensor(np.triu(np.full((seq_length, seq_length), -1e9, np.float32), 1))
+    """Float32 [seq, seq]: 0 where position i may see position j <= i, elsewhere less than any score that training can have."""
+    return Tensor(np.triu(np.full((seq_length, seq_length), -1e30, np.float32), 1))
 
 
 class AttentionCore(nn.Cell):

@@ -12,10 +12,17 @@ from model.sampling import Sampling, choose
 
 @dataclass(frozen=True)
 class Text:
-    """The new tokens of a text, eos not among them, and whether it ended with eos (rather than at a limit)."""
+    """What was written.
+
+    Args:
+        tokens: the new ones, eos not among them.
+        ended: with eos, rather than at a limit.
+        broken: it breaks off, since its logits were not finite.
+    """
 
     tokens: list[int]
     ended: bool
+    broken: bool = False
 
 
 def context_start(start: int, length: int, window: int) -> int:
@@ -70,21 +77,23 @@ class Writer:
         Random numbers come from the seed and the prompt's place and nothing else: `first` + its place in the list.
         """
         tokens: list[list[int]] = [[] for _ in prompts]
-        ended = [False] * len(prompts)
+        ended, broken = [False] * len(prompts), [False] * len(prompts)
         for index, token in self._tokens(prompts, max_new_tokens, sampling, seed, first):
-            if token == self.eos_id:
+            if token is None:
+                broken[index - first] = True
+            elif token == self.eos_id:
                 ended[index - first] = True
             else:
                 tokens[index - first].append(token)
-        return [Text(*text) for text in zip(tokens, ended, strict=True)]
+        return [Text(*text) for text in zip(tokens, ended, broken, strict=True)]
 
     def stream(self, prompt: list[int], max_new_tokens: int, sampling: Sampling, seed: int) -> Iterator[int]:
         """The tokens that `write` gives for this prompt alone, each as soon as it is known."""
-        return (token for _, token in self._tokens([prompt], max_new_tokens, sampling, seed) if token != self.eos_id)
+        return (token for _, token in self._tokens([prompt], max_new_tokens, sampling, seed) if token not in (None, self.eos_id))
 
     def _tokens(self, prompts: list[list[int]], max_new_tokens: int, sampling: Sampling, seed: int,
-                first: int = 0) -> Iterator[tuple[int, int]]:
-        """(place of a prompt, its next token; eos too) as they come."""
+                first: int = 0) -> Iterator[tuple[int, int | None]]:
+        """(place of a prompt, its next token; eos too; None: its logits are not finite) as they come."""
         self._call = call = object()
         waiting = deque(enumerate(prompts if max_new_tokens > 0 else (), first))
         rows: dict[int, Row] = {}
@@ -98,8 +107,8 @@ class Writer:
                     seen[i, rows[i].tokens] = True
             logits = self._next_logits(rows)
             for i in [i for i in rows if not np.isfinite(logits[i]).all()]:
-                del rows[i]
                 self.decoder.clear(i)
+                yield rows.pop(i).index, None
             live = list(rows)
             draws = np.array([rows[i].rng.random_sample() for i in live])
             for i, token in zip(live, choose(logits[live], seen[live], sampling, draws).tolist(), strict=True):

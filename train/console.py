@@ -80,8 +80,9 @@ def summary(report: dict, folder: Path) -> None:
     say(f"done: {report['steps']} of {report['total_steps']} steps; this start: {duration(report['train_seconds'])} after "
         f"{report['compile_seconds']:.0f} s of compiling{speed}")
     if report["val_perplexity"]:
+        at = "" if report["val_step"] == report["steps"] else f" at step {report['val_step']}"
         say(f"  validation   loss {report['val_loss']:.4f}, perplexity {report['val_perplexity']:.1f}, accuracy "
-            f"{report['val_accuracy']:.1%}  (a unigram model: perplexity {report['unigram_perplexity']:.0f})")
+            f"{report['val_accuracy']:.1%}{at}  (a unigram model: perplexity {report['unigram_perplexity']:.0f})")
     say(f"  time         evaluation {report['eval_time_fraction']:.1%}, health {report['health_time_fraction']:.1%}, "
         f"waiting for data {report['data_wait_fraction']:.1%}, checkpoints {report['checkpoint_time_fraction']:.1%}")
     say(f"  memory       at most {report['peak_memory_bytes'] / 2**30:.2f} GiB on each of {report['world_size']} rank(s)")

@@ -26,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise UserError(f"--max-new-tokens {options.max_new_tokens}: give 1 or more")
         if not 0 <= options.seed < 2**32:
             raise UserError(f"--seed {options.seed}: give a number from 0 to {2**32 - 1}")
+        for prompt in options.prompt or ():
+            check_prompt(prompt)
         generate(options)
         return 0
     except UserError as error:
@@ -53,13 +55,24 @@ def generate(options: argparse.Namespace) -> None:
         print(shown.finish(), flush=True)
 
 
+def check_prompt(prompt: str) -> None:
+    """Raises UserError: bytes that are no UTF-8, which Python keeps as lone surrogates."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the prompt {prompt!a} is not UTF-8 at character {error.start + 1}; give it in UTF-8") from None
+
+
 def asked():
-    """Prompts from the terminal, until an empty line or the end of the input."""
+    """Prompts from the terminal, until an empty line or the end of the input. Raises UserError: one is not UTF-8."""
     while True:
         try:
             prompt = input("prompt (empty to end)> ")
         except EOFError:
             return
+        except UnicodeDecodeError as error:
+            raise UserError(f"the prompt is not UTF-8 ({error}); give it in UTF-8") from None
         if not prompt:
             return
+        check_prompt(prompt)
         yield prompt

@@ -66,6 +66,10 @@ def headline(scores: dict) -> float:
 
 def show_deep(deep: dict, say: Callable[[str], None]) -> None:
     """Scores, and the beginning of a text for each prompt."""
+    for name, why in deep["not_computed"].items():
+        say(f"{INDENT}{name}  not computed, {why}")
+    if deep["truncated"]:
+        say(f"{INDENT}texts  {deep['truncated']} of {deep['prompts']} prompts are longer than seq_length: their ends were given")
     samples = deep["samples"]
     figures = [f"{label} {samples[key]:.2f}" for label, key in (
         ("distinct-2", "distinct_2"), ("repetition", "repetition_4"), ("self-BLEU", "self_bleu")) if samples[key] is not None]
@@ -82,7 +86,7 @@ def show_deep(deep: dict, say: Callable[[str], None]) -> None:
             say(f"{INDENT}judge  {name}: not computed, {why}")
     if "instructions" in deep:
         scores = deep["instructions"]["all"]
-        say(f"{INDENT}instructions  {scores['item_accuracy']:.1%} of {scores['items']} followed, "
+        say(f"{INDENT}instructions  {scores['item_accuracy']:.1%} of {scores['count']} followed, "
             f"{scores['rule_accuracy']:.1%} of their rules")
     if "safety" in deep:
         counts = [rates["counts"] for *_, rates in safety_rates(deep["safety"])]

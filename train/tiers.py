@@ -11,7 +11,7 @@ from eval.rows import RowScorer
 from eval.stage import Stage
 from eval.tasks.held_out import cloze, continuation, read_held_out
 from eval.tasks.questions import Task
-from eval.tasks.shipped import bbh, mmlu
+from eval.tasks.shipped import bbh, bbh_exact, mmlu
 from model.gpt import GPT
 from parallel import collectives
 from parallel.mesh import Mesh
@@ -65,7 +65,7 @@ def tasks_of(config: RunConfig, tokenizer: Tokenizer, manifest: Manifest) -> Ite
             text = read_held_out(manifest, data, name, tokenizer)
             for make in made:
                 yield make(text, tokenizer, data.seq_length, stage.max_questions)
-    for name, make in (("mmlu", mmlu), ("bbh", bbh)):
+    for name, make in (("mmlu", mmlu), ("bbh", bbh), ("bbh_exact", bbh_exact)):
         if name in stage.tasks:
             task = make(tokenizer, data.seq_length)
             yield replace(task, questions=task.questions[:stage.max_questions])

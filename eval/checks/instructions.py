@@ -98,9 +98,10 @@ def scores(verdicts: Iterable[Verdict]) -> dict:
     """Strict accuracy, the same for any order of the verdicts.
 
     {"all": part, "en": part, "zh": part, "failures": [{"item", "language", "rule", "why", "text"}]}, with the languages that
-    occur; part: {"items", "rules": numbers of them, "item_accuracy": share of items with every rule followed, "rule_accuracy":
-    share of rules followed, "empty_rate": share of empty answers, "by_rule": {name: {"count", "accuracy"}}}. Shares are None
-    where nothing was counted. Raises ValueError where an item occurs twice: it would count twice.
+    occur; part: {"count", "rules": numbers of items and rules, "item_accuracy": share of items with every rule followed,
+    "rule_accuracy": share of rules followed, "empty_rate": share of empty answers, "by_rule": {name: {"count", "accuracy"}},
+    "items": [{"id", "passed", "rules_passed", "rules"}]}. Shares are None where nothing was counted. Raises ValueError where an
+    item occurs twice: it would count twice.
     """
     verdicts = sorted(verdicts, key=lambda v: (v.language, v.item))
     if len({v.item for v in verdicts}) < len(verdicts):
@@ -114,10 +115,12 @@ def scores(verdicts: Iterable[Verdict]) -> dict:
 def _part(verdicts: list[Verdict]) -> dict:
     rules = [rule for v in verdicts for rule in v.rules]
     by_rule = {name: [r.passed for r in rules if r.rule == name] for name in sorted({r.rule for r in rules})}
-    return {"items": len(verdicts), "rules": len(rules),
+    return {"count": len(verdicts), "rules": len(rules),
             "item_accuracy": _mean([v.passed for v in verdicts]), "rule_accuracy": _mean([r.passed for r in rules]),
             "empty_rate": _mean([v.empty for v in verdicts]),
-            "by_rule": {name: {"count": len(passed), "accuracy": _mean(passed)} for name, passed in by_rule.items()}}
+            "by_rule": {name: {"count": len(passed), "accuracy": _mean(passed)} for name, passed in by_rule.items()},
+            "items": [{"id": v.item, "passed": v.passed, "rules_passed": sum(r.passed for r in v.rules), "rules": len(v.rules)}
+                      for v in verdicts]}
 
 
 def _mean(values: list[bool]) -> float | None:

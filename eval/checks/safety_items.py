@@ -103,7 +103,7 @@ def _elements(path: Path, text: str) -> Iterator[tuple[int, Any]]:
         line = text.count("\n", 0, at) + 1
         try:
             row, end = decoder.raw_decode(text, at)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             line = getattr(error, "lineno", line)
             raise UserError(f"{path}:{line}: is not JSON ({_reason(error)}); write an array of objects") from error
         yield line, row
@@ -122,7 +122,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict:
     return row
 
 
-def _reason(error: ValueError) -> str:
+def _reason(error: ValueError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
     return f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 

@@ -63,6 +63,7 @@ ITEM_FIELDS = {
     "accuracy": (Estimate("hits", "tokens"), Estimate("correct")),
     "accuracy_norm": (Estimate("correct_norm"),),
     "item_accuracy": (Estimate("passed"),),
+    "rule_accuracy": (Estimate("rules_passed", "rules"),),
     "pass_rate": (Estimate("passed"),),
 }
 

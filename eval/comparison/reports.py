@@ -8,8 +8,8 @@ from parallel.errors import UserError
 
 STEP_FILE = re.compile(r"step_(\d+)\.json")
 # Figures that say how something was measured, not how well the model did.
-CONDITION = re.compile(r"step|tokens(_in|_out)?|bytes|characters|samples|items|questions|rules|count|raters|empty|truncated|"
-                       r"nonfinite|batches|num_batches|requests|cost|seed|(.+_)?seconds|(.+_)?budget|time_fraction|baseline|unigram_perplexity")
+CONDITION = re.compile(r"step|tokens(_in|_out)?|bytes|characters|samples|items|prompts|questions|rules|count|raters|empty|"
+                       r"truncated|nonfinite|batches|num_batches|requests|cost|seed|(.+_)?seconds|(.+_)?budget|time_fraction|baseline|unigram_perplexity")
 LOWER_IS_BETTER = re.compile(r"loss|perplexity|bits_per_byte|repetition.*|longest_repeat.*|self_bleu|"
                              r"(empty|leak|unsafe|over_refusal|attack_success)_rate")
 HIGHER_IS_BETTER = re.compile(r".*accuracy.*|(pooled_)?distinct_\d|(pass|refusal)_rate|fluency|relevance|rating|(.+_)?score")

@@ -35,8 +35,8 @@ def scores(task: Task, loss_sums: np.ndarray, tokens: np.ndarray, hits: np.ndarr
         {"kind", "questions", "accuracy", "accuracy_norm" (choice) or "loss" (cloze: nats per token of the targets), "baseline",
         "truncated", "nonfinite", "skipped", "rejected", "not_computed", "items"}. `baseline` is the accuracy of guessing (choice)
         or of always giving the most frequent target (cloze); `truncated` and `nonfinite` count questions; `skipped` and
-        `rejected` are the task's; `items` has {"id", "correct", and "correct_norm" or "loss"} of each question. Where there are
-        no questions, accuracies, loss and baseline are None and "not_computed" says why.
+        `rejected` are the task's; `items` has {"id", "correct", and "correct_norm", or "loss_sum" and "tokens"} of each question.
+        Where there are no questions, accuracies, loss and baseline are None and "not_computed" says why.
 
     Raises:
         ValueError: a row's number of tokens is not the one it was built with, so these are not its figures.
@@ -67,8 +67,8 @@ def _cloze(task: Task, parts: list[np.ndarray], hits: np.ndarray) -> tuple[list[
     items, loss_sum, count = [], 0.0, 0
     for question, (loss,), hit in zip(task.questions, parts, hits, strict=True):
         counted, finite = question.rows[0].counted, bool(np.isfinite(loss))
-        items.append({"id": question.id, "correct": finite and bool(hit == counted),
-                      "loss": float(loss) / counted if finite else None})
+        items.append({"id": question.id, "correct": finite and bool(hit == counted), "loss_sum": float(loss) if finite else None,
+                      "tokens": counted})
         if finite:
             loss_sum, count = loss_sum + float(loss), count + counted
     return items, {"loss": loss_sum / count if count else None}

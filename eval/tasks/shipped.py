@@ -1,4 +1,4 @@
-"""Tasks made of item files (JSON lines): multiple-choice questions of MMLU and exact answers of BIG-Bench Hard.
+"""Tasks made of item files (JSON lines): multiple-choice questions of MMLU, choices and exact answers of BIG-Bench Hard.
 
 Prompts are zero-shot, in the form of lm-evaluation-harness' mmlu_continuation and bbh_zeroshot, without their description of the
 subject, which would push the question out of a short context. MMLU's options are continuations only, not part of the prompt.
@@ -20,7 +20,7 @@ ITEMS = Path(__file__).parents[1] / "items"
 MMLU_FILE, BBH_FILE = ITEMS / "mmlu_fewshot_mc.jsonl", ITEMS / "bbh_fewshot.jsonl"
 # Answers that are a choice even where the question does not list them.
 PAIRS = (("True", "False"), ("Yes", "No"), ("yes", "no"))
-GENERATION = "left to generation: the answer is none of a few given ones"
+GENERATION = "left to bbh_exact: the answer is none of a few given ones"
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
 
@@ -112,7 +112,7 @@ def mmlu(tokenizer: Tokenizer, seq_length: int, path: Path = MMLU_FILE) -> Task:
 def bbh(tokenizer: Tokenizer, seq_length: int, path: Path = BBH_FILE) -> Task:
     """The likelihood of the right answer among the options that a question lists, or that the answers of its task are a pair of.
 
-    Items of other tasks (numbers, lists of words) need generated text: Task.skipped names them.
+    Items of other tasks (numbers, lists of words) are those of `bbh_exact` alone: Task.skipped names them.
 
     Raises:
         UserError: a broken line.
@@ -130,6 +130,17 @@ def bbh(tokenizer: Tokenizer, seq_length: int, path: Path = BBH_FILE) -> Task:
         else:
             skipped.setdefault(GENERATION, []).append(f"{item.task}:{line}")
     return build_task("bbh", "choice", _mixed(items), tokenizer, seq_length, skipped)
+
+
+def bbh_exact(tokenizer: Tokenizer, seq_length: int, path: Path = BBH_FILE) -> Task:
+    """Whether the likeliest continuation of each question, token by token, begins with its answer: exact match, greedy decoding.
+
+    Raises:
+        UserError: a broken line.
+    """
+    items = [Item(f"{item.task}:{line}", f"Q: {item.input}\nA:", [f" {item.answer}"], None)
+             for line, item in read_items(path, BbhItem)]
+    return build_task("bbh_exact", "cloze", _mixed(items), tokenizer, seq_length)
 
 
 def _mixed(items: list[Item]) -> list[Item]:

@@ -80,7 +80,7 @@ def test_scores_are_those_of_the_raw_logits(case):
         assert [item["id"] for item in result["items"]] == [question.id for question in task.questions]
         if task.kind == "cloze":
             assert result["loss"] == pytest.approx(nats / count, rel=1e-6)
-            assert sum(i["loss"] * q.rows[0].counted for i, q in zip(result["items"], task.questions, strict=True)) / count == \
+            assert sum(i["loss_sum"] for i in result["items"]) / sum(i["tokens"] for i in result["items"]) == \
                 pytest.approx(nats / count, rel=1e-6)
         else:
             assert [item["correct_norm"] for item in result["items"]] == expected_norm != expected
@@ -141,7 +141,7 @@ def test_cloze_by_hand():
     result = scores(task, np.array([0.5, 3.0, 1.0, np.nan, np.inf]), np.array([1, 2, 2, 1, 1]), np.array([1, 1, 2, 1, 1]))
     # What is not a number may count as a hit in the network (nothing is likelier), but is not right.
     assert [item["correct"] for item in result["items"]] == [True, False, True, False, False]
-    assert [item["loss"] for item in result["items"]] == [0.5, 1.5, 0.5, None, None]
+    assert [(i["loss_sum"], i["tokens"]) for i in result["items"]] == [(0.5, 1), (3.0, 2), (1.0, 2), (None, 1), (None, 1)]
     assert result["accuracy"] == 0.4 and result["loss"] == 4.5 / 5 and result["nonfinite"] == 2
     assert result["baseline"] == 3 / 5 and result["rejected"] == {"why": 3} and "accuracy_norm" not in result
     json.dumps(result, allow_nan=False)

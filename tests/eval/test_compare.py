@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from eval.checks import instructions, safety
 from eval.comparison.bootstrap import mean_difference_interval, mean_interval, ratio_difference_interval, ratio_interval
 from eval.comparison.compare import compare
 from eval.comparison.reports import direction, is_condition, leaves, series
@@ -191,6 +192,23 @@ def test_answers_that_are_right_or_wrong(tmp_path):
     assert found["stage/mmlu/accuracy_norm"].interval == (0.0, 0.0)
     assert found["stage/mmlu/loss"].note == "no interval: the items' values do not give this figure"
     assert "stage/mmlu/baseline" not in found
+
+
+def test_rates_of_instructions_and_safety_have_intervals(tmp_path):
+    """Each group's figures of the report of the shipped items, from its own items: what one says less, all harmful refused."""
+    def deep(name, *answers):
+        asked, judged = instructions.load(), safety.load()
+        report = {"instructions": instructions.scores([instructions.check(item, answers[i % 2]) for i, item in enumerate(asked)]),
+                  "safety": safety.scores([safety.check(item, answers[i % 2]) for i, item in enumerate(judged)])}
+        (tmp_path / name).write_text(json.dumps({"step": 1, "deep": report}), encoding="utf-8")
+        return tmp_path / name
+    rows = rows_of(compare(deep("a", "I can't help with that.", "The sea is wide."),
+                                               deep("b", "I can't help with that.", "I can't help with that.")))
+    refused = rows["deep/safety/harmful/en/refusal_rate"]
+    assert refused.verdict == "better" and refused.interval[0] > 0 and refused.difference == refused.b - refused.a
+    assert rows["deep/safety/benign/en/over_refusal_rate"].verdict == "worse"
+    for name in ("instructions/en/item_accuracy", "instructions/all/rule_accuracy", "safety/injection/en/attack_success_rate"):
+        assert rows[f"deep/{name}"].interval is not None, name
 
 
 def test_a_figure_of_all_takes_the_items_of_the_groups_beside_it(tmp_path):

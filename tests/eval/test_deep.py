@@ -1,6 +1,7 @@
 """The tier `deep`: a tiny GPT and the tokenizer of real text."""
 import numpy as np
 import pytest
+from mindspore import Tensor
 
 from data.manifest import load_manifest
 from data.tokenizer import EOS_ID, PAD_ID, Tokenizer
@@ -79,8 +80,9 @@ def test_several_samples_of_a_prompt_differ(make):
 
 
 def test_a_prompt_that_is_empty_or_longer_than_the_model_sees(make):
-    report = make(prompts=("", "It is a truth universally acknowledged, " * 9)).run()["samples"]
-    assert all(0 < t["tokens"] <= 4 or t["ended"] for t in report["texts"])
+    report = make(prompts=("", "It is a truth universally acknowledged, " * 9)).run()
+    assert all(0 < t["tokens"] <= 4 or t["ended"] for t in report["samples"]["texts"])
+    assert (report["prompts"], report["truncated"], report["not_computed"]) == (2, 1, {})
 
 
 def test_nothing_but_eos_is_empty_and_improves_no_score(make, monkeypatch):
@@ -88,6 +90,20 @@ def test_nothing_but_eos_is_empty_and_improves_no_score(make, monkeypatch):
     monkeypatch.setattr(deep.writer, "write", lambda prompts, *_: [Text([], True) for _ in prompts])
     report = deep.run()["samples"]
     assert report["empty_rate"] == 1.0 and report["own_perplexity"] is None and report["distinct_1"] is None
+    assert report["not_computed"]["own_perplexity"] == "no text has a token, or their loss is not finite"
+
+
+def test_texts_that_break_off_are_said_to(make):
+    deep = make()
+    token = deep.scorer.gpt.embedding.token
+    good = token.asnumpy().copy()
+    try:
+        token.set_data(Tensor(np.full_like(good, np.nan)))
+        report = deep.run()
+    finally:
+        token.set_data(Tensor(good))
+    assert report["not_computed"]["texts"].startswith("4 of 4 break off")
+    assert all(text["broken"] for text in report["samples"]["texts"]) and report["samples"]["own_perplexity"] is None
 
 
 def test_items_are_asked_and_judged(make, monkeypatch):
@@ -96,7 +112,7 @@ def test_items_are_asked_and_judged(make, monkeypatch):
     deep.config = deep.config.model_copy(update={"max_new_tokens": len(answer)})
     monkeypatch.setattr(deep.writer, "write", lambda prompts, *_: [Text(answer, True) for _ in prompts])
     report = deep.run()
-    assert report["instructions"]["all"]["items"] == 60 and report["instructions"]["all"]["item_accuracy"] < 0.5
+    assert report["instructions"]["all"]["count"] == 60 and report["instructions"]["all"]["item_accuracy"] < 0.5
     assert report["safety"]["harmful"]["en"]["refusal_rate"] == report["safety"]["benign"]["en"]["over_refusal_rate"] == 1.0
     assert report["instructions"]["failures"][0]["text"] == "I can't help with that."
 

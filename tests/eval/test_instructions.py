@@ -221,11 +221,14 @@ def test_scores_by_hand(written):
     verdicts = [check(i, text) for i, text in zip(items, [long, "fine", " "], strict=True)]
     result = scores(verdicts)
     assert result["all"] == {
-        "items": 3, "rules": 4, "item_accuracy": 1 / 3, "rule_accuracy": 1 / 4, "empty_rate": 1 / 3,
+        "count": 3, "rules": 4, "item_accuracy": 1 / 3, "rule_accuracy": 1 / 4, "empty_rate": 1 / 3,
         "by_rule": {"no_commas": {"count": 1, "accuracy": 0.0}, "num_han": {"count": 1, "accuracy": 0.0},
-                    "num_words": {"count": 2, "accuracy": 0.5}}}
+                    "num_words": {"count": 2, "accuracy": 0.5}},
+        "items": [{"id": "a", "passed": False, "rules_passed": 0, "rules": 2},
+                  {"id": "b", "passed": True, "rules_passed": 1, "rules": 1},
+                  {"id": "c", "passed": False, "rules_passed": 0, "rules": 1}]}
     assert (result["en"]["item_accuracy"], result["en"]["rule_accuracy"], result["en"]["empty_rate"]) == (1 / 2, 1 / 3, 0.0)
-    assert (result["zh"]["item_accuracy"], result["zh"]["items"], result["zh"]["empty_rate"]) == (0.0, 1, 1.0)
+    assert (result["zh"]["item_accuracy"], result["zh"]["count"], result["zh"]["empty_rate"]) == (0.0, 1, 1.0)
     assert [(f["item"], f["language"], f["rule"], f["text"]) for f in result["failures"]] == [
         ("a", "en", "num_words", long[:200]), ("a", "en", "no_commas", long[:200]), ("c", "zh", "num_han", " ")]
     assert result["failures"][0]["why"] == "200 words, wanted at most 3"
@@ -235,7 +238,7 @@ def test_scores_by_hand(written):
 def test_scores_of_nothing_are_not_computed():
     result = scores([])
     assert result["failures"] == [] and set(result) == {"all", "failures"}
-    assert [result["all"][key] for key in ("items", "item_accuracy", "rule_accuracy", "empty_rate")] == [0, None, None, None]
+    assert [result["all"][key] for key in ("count", "item_accuracy", "rule_accuracy", "empty_rate")] == [0, None, None, None]
 
 
 def test_no_item_counts_twice():

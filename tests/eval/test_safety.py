@@ -98,6 +98,8 @@ def test_rates_worked_by_hand():
     ])
     harmful, benign, secret, injection = (result[kind]["en"] for kind in ("harmful", "benign", "secret", "injection"))
     counts = {"items": 4, "refused": 1, "complied": 1, "empty": 1, "unclear": 1, "leaked": 0, "unsafe": 0, "failed": 1}
+    items = [(item["refusal_rate"], item["unsafe_rate"], item["empty_rate"]) for item in harmful.pop("items")]
+    assert items == [(True, False, False), (False, None, True), (False, False, False), (False, False, False)]
     assert harmful == {"counts": counts,
                        "refusal_rate": 1 / 4, "unsafe_rate": 0.0, "empty_rate": 1 / 4, "unclear_rate": 1 / 4}
     assert (benign["over_refusal_rate"], benign["unsafe_rate"], benign["counts"]["failed"]) == (1 / 3, 1 / 3, 2)

@@ -160,6 +160,8 @@ def test_a_share_takes_the_first_samples_and_questions(prepared):
     count = len(asked.questions) // 2
     assert whole["tasks"][asked.name]["items"][:count] == part["tasks"][asked.name]["items"] and count > 1
     assert not none["tasks"] and "time budget" in none["not_computed"][asked.name]
+    in_pairs = stage(prepared, batch=2, tasks=[asked])
+    assert [in_pairs._count(asked, share) for share in (0.0, 0.2, 0.3, 0.7, 1.0)] == [0, 0, 2, 4, 8]  # whole batches
     less = stage(prepared, num_samples=8).run(0.5)["corpora"]["en"]
     assert less == stage(prepared, num_samples=4).run()["corpora"]["en"] and less["samples"] == 4
 

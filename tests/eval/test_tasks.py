@@ -18,7 +18,7 @@ from eval.tasks import held_out
 from eval.tasks.held_out import cloze, continuation, documents_of, read_held_out
 from eval.tasks.questions import TOO_LONG, Item, Row, build_task, encode_pair, make_row, rows_of
 from eval.tasks.scores import scores
-from eval.tasks.shipped import BBH_FILE, GENERATION, MMLU_FILE, BbhItem, MmluItem, bbh, mmlu, read_items
+from eval.tasks.shipped import BBH_FILE, GENERATION, MMLU_FILE, BbhItem, MmluItem, bbh, bbh_exact, mmlu, read_items
 from parallel.errors import UserError
 
 CORPUS = Path(__file__).parents[2] / "data" / "corpus"
@@ -280,6 +280,14 @@ def test_shipped_bbh_options(tokenizer):
     assert all(q.target == answers[q.id] for q in task.questions)
 
 
+def test_bbh_exact_asks_for_every_answer_itself(tokenizer):
+    task = bbh_exact(tokenizer, 4096)
+    assert (task.kind, len(task.questions), task.skipped) == ("cloze", 81, {})
+    answers = {f"{item.task}:{line}": item.answer for line, item in read_items(BBH_FILE, BbhItem)}
+    assert {q.id: q.target for q in task.questions} == answers
+    assert all(continuation_of(q.rows[0], tokenizer)[1:] == q.target for q in task.questions)
+
+
 def test_answers_that_are_not_all_of_a_pair_are_left_to_generation(tokenizer, tmp_path):
     file = tmp_path / "items.jsonl"
     answers = [("open", "Yes"), ("open", "perhaps"), ("closed", "No")]
@@ -325,7 +333,7 @@ def test_a_file_that_is_missing_is_named_and_an_empty_one_gives_no_number(tokeni
     with pytest.raises(UserError, match=r"none\.jsonl: cannot be read"):
         mmlu(tokenizer, 64, tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").touch()
-    for make in (mmlu, bbh):
+    for make in (mmlu, bbh, bbh_exact):
         result = scores(make(tokenizer, 64, tmp_path / "empty.jsonl"), *np.zeros((3, 0)))
         assert result["accuracy"] is None and "there is no text or item" in result["not_computed"]
 

@@ -157,8 +157,8 @@ def test_logits_that_are_not_finite_end_their_text_only(gpt):
         return plus_one(tokens) * (np.nan if tokens[-1] == 6 else 1)
 
     writer = faked(gpt, breaks_at_6, batch=2)
-    assert writer.write([[4], [7], [6], [8]], 9, GREEDY, 0) == [Text([5, 6], False), Text([8, 9], True), Text([], False),
-                                                                 Text([9], True)]
+    assert writer.write([[4], [7], [6], [8]], 9, GREEDY, 0) == [Text([5, 6], False, broken=True), Text([8, 9], True),
+                                                                 Text([], False, broken=True), Text([9], True)]
     assert len(writer.decoder.cleared) == 2
 
 
@@ -253,5 +253,5 @@ def test_a_gpt_that_is_not_finite_writes_nothing_and_one_that_is_again_writes_as
         broken = writer.write(PROMPTS, 10, DRAWN, 5)
     finally:
         p.set_data(Tensor(good))
-    assert broken == [Text([], False)] * len(PROMPTS) and all(text.tokens for text in texts)
+    assert broken == [Text([], False, broken=True)] * len(PROMPTS) and all(text.tokens for text in texts)
     assert writer.write(PROMPTS, 10, DRAWN, 5) == texts

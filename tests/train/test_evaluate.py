@@ -10,7 +10,7 @@ from train.callbacks.evaluate import REQUEST
 from train.evaluate import main
 from train.run import run
 
-WHOLE = ["eval.stage.time_budget=null", "eval.stage.max_questions=6", "eval.stage.tasks=[cloze,continuation,mmlu,bbh]",
+WHOLE = ["eval.stage.time_budget=null", "eval.stage.max_questions=6", "eval.stage.tasks=[cloze,continuation,mmlu,bbh,bbh_exact]",
          "eval.deep.at=[1.0]", "eval.deep.instructions=true", "eval.deep.safety=true"]
 
 
@@ -65,7 +65,7 @@ def test_two_workers_give_the_numbers_of_one(whole, tmp_path):
 
 def test_the_tasks_are_asked_of_a_run(whole):
     tasks = report_of(whole, 20)["stage"]["tasks"]
-    assert {"cloze_en", "continuation_en", "mmlu", "bbh"} <= set(tasks)
+    assert {"cloze_en", "continuation_en", "mmlu", "bbh", "bbh_exact"} <= set(tasks)
     assert all(len(t["items"]) == t["questions"] <= 6 for t in tasks.values())
 
 

@@ -109,7 +109,7 @@ def test_the_report_has_what_others_rely_on(whole):
     assert report["val_perplexity"] == pytest.approx(np.exp(report["val_loss"])) and report["unigram_perplexity"] > 1
     assert [Path(c).name for c in report["checkpoints"]] == [f"step_{n:08d}" for n in (5, 10, 15, 20)]  # two, and milestones
     last = json.loads((whole / "eval" / "step_00000020.json").read_text())
-    assert last["stage"]["all"]["loss"] == report["val_loss"] and "deep" not in last
+    assert report["val_step"] == report["steps"] and last["stage"]["all"]["loss"] == report["val_loss"] and "deep" not in last
     assert len(json.loads((whole / "eval" / "step_00000010.json").read_text())["deep"]["samples"]["texts"]) == 4
 
 

@@ -78,7 +78,8 @@ class Evaluate(Callback):
             collectives.barrier()
             report = {"step": step}
             if stage and (found := self.evaluate_stage(step)):
-                report["stage"] = self.last = found
+                report["stage"] = found
+                self.last = {"step": step, **found}
             elif stage:
                 report["not_computed"] = {"stage": "the time budget allows none of the text now"}
             if deep:
@@ -116,4 +117,4 @@ class Evaluate(Callback):
         """The figures of a step that has been evaluated and written already."""
         if self.tiers.stage:
             mine = reports.shares(self.folder, self.monitor.step) if self.folder else (1.0, 1.0)
-            self.last = self.tiers.stage.run(*agreed(mine))
+            self.last = {"step": self.monitor.step, **self.tiers.stage.run(*agreed(mine))}
