@@ -9,14 +9,15 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ckpt import store
-from ckpt.tensors import Place, write_tensors
-from parallel.files import fsync_folder, replace_text, write_text
+from ckpt.tensors import Place, digest_of, pieces_of, write_pieces
+from parallel.files import fsync_file, fsync_folder, replace_text, write_text
 
 SPARE = 1 << 20  # bytes of a checkpoint that are not tensors, at most
 NOTE = ".written-by-rank_{:05d}.json"
@@ -68,17 +69,20 @@ def begin(root: Path, step: int, nbytes: int) -> Path:
 
 def write_part(temporary: Path, part: Part) -> dict[str, dict]:
     """Write one rank's files and read them back; name -> {"bytes", "sha256"}. Raises SaveError, OSError."""
-    files = {}
-    for name, arrays in part.tensors.items():
-        if not arrays:
-            continue
-        path = temporary / store.file_of(name, part.rank)
-        places = {n: place for n, place in (part.places or {}).items() if n in arrays}
-        size, digest = write_tensors(path, arrays, places)
-        if problem := store.problem_of(path, size, digest):
-            raise SaveError(f"what was written does not come back: {problem}")
-        files[path.name] = {"bytes": size, "sha256": digest}
-    return files
+    files, digests = {}, {}
+    with ThreadPoolExecutor(1) as hasher:  # beside the disk: first what is written, then what comes back
+        for name, arrays in part.tensors.items():
+            if arrays:
+                path = temporary / store.file_of(name, part.rank)
+                pieces = pieces_of(arrays, {n: place for n, place in (part.places or {}).items() if n in arrays})
+                digests[path] = hasher.submit(digest_of, pieces)
+                files[path] = write_pieces(path, pieces)
+        found = [hasher.submit(lambda path: store.problem_of(path, files[path], digests[path].result()), path) for path in files]
+        for path in files:
+            fsync_file(path)
+        if problems := [problem for one in found if (problem := one.result())]:
+            raise SaveError(f"what was written does not come back: {'; '.join(problems)}")
+    return {path.name: {"bytes": size, "sha256": digests[path].result()} for path, size in files.items()}
 
 
 def leave_note(temporary: Path, rank: int, outcome: dict) -> None:

@@ -5,7 +5,7 @@ class Budget:
     """Shares out `fraction` of the training time; what is not used is saved up.
 
     Held-out text comes first, in whole batches of each corpus. Tasks are asked when the time saved up pays for all their
-    questions; at the last evaluation, for as many as it pays for. That one is never left out.
+    questions; at the last evaluation, for as many as it pays for. That one is never left out: its first batch is kept back.
 
     Args:
         fraction: of the training time; None: no bound.
@@ -22,7 +22,7 @@ class Budget:
         """The shares of the text and of the tasks' questions to evaluate now; of the text 0: none of either."""
         if self.fraction is None:
             return 1.0, 1.0
-        left = self.fraction * training_seconds - self.spent
+        left = self.fraction * training_seconds - self.spent - (0.0 if last else self.text_seconds / max(1, self.num_batches))
         if self.text_seconds:
             batches = min(self.num_batches, int(left / self.text_seconds * self.num_batches)) if left > 0 else 0
             text = max(batches, int(last)) / self.num_batches
