@@ -21,3 +21,5 @@ class CkptConfig(Section):
         "auto", description="auto: the newest checkpoint of this run, if any; none: start anew; or the path of a checkpoint")
     init_from: CheckpointPath | None = Field(
         None, description="a checkpoint whose weights alone start a new run")
+    init_partial: bool = Field(False, description="of init_from take the tensors that fit by name and shape, and say which do "
+                               "not: those keep their initial values")

@@ -1,6 +1,7 @@
 """python -m train --config C [--set key=value ...] [--print-config]: train in this process (one rank)."""
 import argparse
 import os
+import signal
 import sys
 
 from ckpt.writing import SaveError
@@ -39,4 +40,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     sys.exit(main())

@@ -96,6 +96,8 @@ class RunConfig(Section):
         if self.data.seq_length > m.seq_length:
             raise ValueError(f"data.seq_length={self.data.seq_length} is longer than model.seq_length={m.seq_length}, the "
                              "model's longest context: lower the one or raise the other")
+        if self.ckpt.init_partial and not self.ckpt.init_from:
+            raise ValueError("ckpt.init_partial=true needs ckpt.init_from, the checkpoint to take tensors from")
         if t.warmup_steps > t.total_steps:
             raise ValueError(f"train.warmup_steps={t.warmup_steps} exceeds train.total_steps={t.total_steps}")
         if t.min_lr > t.lr:

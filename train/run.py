@@ -137,8 +137,8 @@ class Training:
                 self.notes.append(f"no checkpoint in {console.shown(self.root)}: this run starts anew, at step 0")
             if c.ckpt.init_from:
                 checkpoint = store.load_given(c.ckpt.init_from)
-                state.restore_weights(self.step, checkpoint, self.identity, str(c.ckpt.init_from), self.cut)
-                self.notes.append(f"weights from {c.ckpt.init_from}")
+                self.notes += state.restore_weights(self.step, checkpoint, self.identity, str(c.ckpt.init_from), self.cut,
+                                                    c.ckpt.init_partial)
             return
         state.restore(self.step, checkpoint, self.identity, where, self.cut)
         self.first_step, self.consumed_samples = checkpoint.step, checkpoint.state["consumed_samples"]

@@ -84,14 +84,30 @@ def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str,
         p.set_data(Tensor(checkpoint.state[name], p.dtype))
 
 
-def restore_weights(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str, cut: Cut | None = None) -> None:
-    """Put the weights alone into a training step. Raises UserError with the list of what does not fit."""
-    wanted = {MODEL: tensors_of(step)[MODEL]}
+def restore_weights(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str, cut: Cut | None = None,
+                    partial: bool = False) -> list[str]:
+    """Put the weights alone into a training step. Returns what is to be said of them.
+
+    Args:
+        partial: take those that fit by name and shape, and leave the others.
+
+    Raises UserError with the list of what does not fit, or if nothing does.
+    """
+    wanted = tensors_of(step)[MODEL]
     # Heads and epsilon show in no shape, and would make another function of the same weights.
     problems = identity_problems({"model": identity["model"]}, checkpoint)
-    if problems := problems + shape_problems(wanted, checkpoint, identity, cut):
-        raise UserError(f"{where} does not fit this model:\n  " + "\n  ".join(problems))
-    set_tensors(wanted, checkpoint, cut)
+    problems += shape_problems({MODEL: wanted}, checkpoint, identity, cut)
+    if problems and not partial:
+        raise UserError(f"{where} does not fit this model:\n  " + "\n  ".join(problems) +
+                        "\nTo take what fits by name and shape: ckpt.init_partial=true")
+    fitting = {name: p for name, p in wanted.items() if not shape_problems({MODEL: {name: p}}, checkpoint, identity, cut, True)}
+    if not fitting:
+        raise UserError(f"{where} has no tensor that fits this model:\n  " + "\n  ".join(problems))
+    set_tensors({MODEL: fitting}, checkpoint, cut)
+    notes = [f"weights from {where}: {len(fitting)} of {len(wanted)} tensors loaded"]
+    if left := sorted(wanted.keys() - fitting.keys()):
+        notes.append(f"keep their initial values: {', '.join(left)}")
+    return notes + [f"does not fit: {line}" for line in problems if not line.startswith("missing: ")]
 
 
 def identity_problems(identity: dict, checkpoint: Checkpoint) -> list[str]:
@@ -101,9 +117,12 @@ def identity_problems(identity: dict, checkpoint: Checkpoint) -> list[str]:
             for name, value in _flat(identity).items() if saved.get(name) != value]
 
 
-def shape_problems(wanted: dict[str, dict[str, Parameter]], checkpoint: Checkpoint, identity: dict, cut: Cut | None = None) \
-        -> list[str]:
-    """Missing, unexpected and wrongly shaped tensors of the wanted parts. Of a cut model only this rank's are looked at."""
+def shape_problems(wanted: dict[str, dict[str, Parameter]], checkpoint: Checkpoint, identity: dict, cut: Cut | None = None,
+                   only: bool = False) -> list[str]:
+    """Missing, unexpected and wrongly shaped tensors of the wanted parts; `only`: unexpected ones do not matter.
+
+    Of a cut model only this rank's are looked at.
+    """
     rows = identity["model"]["vocab_size"]
 
     def shape(name: str, p: Parameter) -> tuple[int, ...]:
@@ -112,7 +131,8 @@ def shape_problems(wanted: dict[str, dict[str, Parameter]], checkpoint: Checkpoi
 
     return [line for part, parameters in wanted.items() for line in differences(
         {name: shape(name, p) for name, p in parameters.items()},
-        {name: size for name, size in shapes(checkpoint.tensors.get(part, {})).items() if not cut or name in parameters})]
+        {name: size for name, size in shapes(checkpoint.tensors.get(part, {})).items()
+         if name in parameters or not (cut or only)})]
 
 
 def set_tensors(wanted: dict[str, dict[str, Parameter]], checkpoint: Checkpoint, cut: Cut | None = None) -> None:

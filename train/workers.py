@@ -75,15 +75,28 @@ class _Job:
 
 
 class _Signals:
-    """SIGINT, SIGTERM and SIGHUP (unless ignored, as under nohup) are counted here, not acted upon."""
+    """SIGINT, SIGTERM and SIGHUP (unless ignored, as under nohup) are counted here, not acted upon; SIGUSR1 asks to save.
+
+    Until `listen`, SIGUSR1 is ignored, and so it is by every process that is started meanwhile: until a worker trains there is
+    nothing to save, and MindSpore's scheduler would die of it.
+    """
 
     def __init__(self):
         self.received: list[int] = []
+        self.save = False
+
+    def listen(self) -> None:
+        """Note SIGUSR1 from now on."""
+        signal.signal(signal.SIGUSR1, self._note_save)
+
+    def _note_save(self, *_) -> None:
+        self.save = True
 
     @contextlib.contextmanager
     def caught(self) -> Iterator["_Signals"]:
         numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
         old = {number: signal.signal(number, lambda n, _: self.received.append(n)) for number in numbers}
+        old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         try:
             yield self
         finally:
@@ -122,9 +135,9 @@ def run_workers(command: list[str], topology: Topology, logs: Path, limits: Limi
     own = ["scheduler"] if topology.node_rank == 0 else []
     for name in (*own, _msrun_log(topology), *(f"rank_{rank}" for rank in topology.ranks)):
         _keep(logs / f"{name}.log")
-    guard = subprocess.Popen([sys.executable, processes.__file__, mark, str(limits.grace)], stdin=subprocess.PIPE,
-                             start_new_session=True)
     with _Signals().caught() as signals:
+        guard = subprocess.Popen([sys.executable, processes.__file__, mark, str(limits.grace)], stdin=subprocess.PIPE,
+                                 start_new_session=True)
         try:
             job = _start(command, topology, logs, mark, signals, limits)
             return _watch(job, signals, limits) if job else 128 + signals.received[0]
@@ -171,12 +184,16 @@ def _start(command, topology, logs, mark, signals, limits) -> _Job | None:
 
 def _watch(job: _Job, signals: _Signals, limits: Limits) -> int:
     tail = _Tail(job.log(job.topology.ranks[0]))
+    signals.listen()
     end = None
     told = False
     while True:
         job.reap()
         tail.copy()
         now = time.monotonic()
+        if signals.save:
+            signals.save = False
+            processes.send([job.pids[rank] for rank in job.running[:1]], signal.SIGUSR1)  # one is enough: ranks agree
         if signals.received and not told:
             told, end = True, now + limits.grace
             _say(f"{signal.Signals(signals.received[0]).name}: asking the workers to end, for at most {limits.grace:.0f} s; "

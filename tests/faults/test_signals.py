@@ -63,6 +63,9 @@ def test_a_signal_saves_the_last_step_and_the_run_goes_on_from_there(tiny_yaml, 
 def test_a_file_and_sigusr1_save_and_the_run_goes_on(tiny_yaml, tmp_path):
     process = start("train.launch", tiny_yaml, tmp_path)
     root = tmp_path / "tiny" / "checkpoints"
+    wait_for(process, lambda: (tmp_path / "tiny" / "logs" / "rank_1.log").exists())
+    for each in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
+        each.send_signal(signal.SIGUSR1)  # while it starts there is nothing to save, and nobody dies of it
     wait_for(process, lambda: steps_done(tmp_path) >= 5)
     (tmp_path / "tiny" / REQUEST).touch()
     wait_for(process, lambda: (root / store.LATEST).exists())
@@ -71,6 +74,10 @@ def test_a_file_and_sigusr1_save_and_the_run_goes_on(tiny_yaml, tmp_path):
     wait_for(process, lambda: steps_done(tmp_path) > done)
     workers = [p for p in psutil.Process(process.pid).children(recursive=True) if p.environ().get("MS_ROLE") == "MS_WORKER"]
     workers[1].send_signal(signal.SIGUSR1)  # not rank 0, which writes
+    wait_for(process, lambda: (root / store.LATEST).read_text() != first)
+    first, done = (root / store.LATEST).read_text(), steps_done(tmp_path)
+    wait_for(process, lambda: steps_done(tmp_path) > done)
+    process.send_signal(signal.SIGUSR1)  # the launcher hands it on
     wait_for(process, lambda: (root / store.LATEST).read_text() != first)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 4

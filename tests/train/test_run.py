@@ -203,6 +203,24 @@ def test_initial_weights_of_another_model_are_refused(whole, tiny, override, say
     assert not tiny("run.name=next").run.folder.exists()
 
 
+def test_weights_that_fit_in_part_are_taken_only_where_that_is_asked_for(whole, tiny, capsys):
+    """A third layer, which the checkpoint lacks, keeps its initial values."""
+    options = ("run.name=next", f"ckpt.init_from={whole / 'checkpoints'}", "model.num_layers=3", "train.total_steps=1",
+               "train.warmup_steps=0", "train.lr=1e-30", "train.min_lr=0", "train.weight_decay=0", "eval.stage.enabled=false",
+               "eval.deep.enabled=false")
+    with pytest.raises(UserError, match="ckpt.init_partial=true"):
+        run(tiny(*options))
+    run(tiny(*options, "ckpt.init_partial=true"))
+    config = tiny(*options)
+    out = capsys.readouterr().out
+    for words in ("36 of 52 tensors loaded", "keep their initial values: blocks.2.", "does not fit: model.num_layers: 2"):
+        assert words in out
+    new, old = (store.find(folder / "checkpoints")[0].tensors["model"] for folder in (config.run.folder, whole))
+    for name in new:
+        assert np.array_equal(new[name], old[name]) if name in old else name.startswith("blocks.2."), name
+    assert new["blocks.2.norm1.weight"].std() == 0 and new["blocks.2.mlp.up.weight"].std() > 0
+
+
 def test_initial_weights_from_a_checkpoint(whole, tiny):
     run(tiny("run.name=next", f"ckpt.init_from={whole / 'checkpoints'}", "train.total_steps=5", "train.warmup_steps=0"))
     first, last = metrics(tiny("run.name=next").run.folder)[0], metrics(whole)[-1]
