@@ -16,10 +16,14 @@ class Saver:
     Args:
         ranks: how many write parts of their own; 1: this process has everything.
         meet: waits for the other ranks that write, and is called in the thread that trains.
+        fence: raises SaveError where this process must write no more, since another has taken its place.
+        writer: names this start of the run, so that two never write to one place.
     """
 
-    def __init__(self, root: Path, keep_last: int, rank: int = 0, ranks: int = 1, meet: Callable[[], None] = lambda: None):
+    def __init__(self, root: Path, keep_last: int, rank: int = 0, ranks: int = 1, meet: Callable[[], None] = lambda: None,
+                 fence: Callable[[], None] = lambda: None, writer: str = ""):
         self.root, self.keep_last, self.rank, self.ranks, self.meet = root, keep_last, rank, ranks, meet
+        self.fence, self.writer = fence, writer
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
         self.given_up = False
@@ -45,10 +49,11 @@ class Saver:
             total_bytes: of the parts of all ranks.
         """
         self.wait()
-        temporary = writing.temporary_of(self.root, state["step"])
+        temporary = writing.temporary_of(self.root, state["step"], self.writer)
         if self.rank == 0:
             try:
-                writing.begin(self.root, state["step"], total_bytes)
+                self.fence()
+                writing.begin(self.root, state["step"], total_bytes, self.writer)
             except OSError as error:
                 raise writing.explained(self.root, state["step"], error) from error
         self.meet()
@@ -65,6 +70,7 @@ class Saver:
                 if self.rank:
                     return
                 files = writing.gather_notes(temporary, range(self.ranks), lambda: self.given_up)
+            self.fence()
             writing.publish(self.root, temporary, state, config, files, self.keep_last)
             self.written.append({"step": state["step"], "write_seconds": time.perf_counter() - began})
         except OSError as error:

@@ -49,15 +49,15 @@ class Part:
         return sum(a.nbytes for arrays in self.tensors.values() for a in arrays.values())
 
 
-def temporary_of(root: Path, step: int) -> Path:
-    """Where the checkpoint of a step is filled in."""
-    return root / f".tmp-{store.folder_of(root, step).name}"
+def temporary_of(root: Path, step: int, writer: str = "") -> Path:
+    """Where the checkpoint of a step is filled in; writer: tells apart those that may write it at the same time."""
+    return root / f".tmp-{store.folder_of(root, step).name}{writer and '.'}{writer}"
 
 
-def begin(root: Path, step: int, nbytes: int) -> Path:
+def begin(root: Path, step: int, nbytes: int, writer: str = "") -> Path:
     """An empty temporary folder for the checkpoint of a step, if the disk has room for `nbytes`. Raises SaveError, OSError."""
     root.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_of(root, step)
+    temporary = temporary_of(root, step, writer)
     for left_over in (*root.glob(".tmp-step_*"), *root.glob(".old-step_*")):  # of a process that was killed
         shutil.rmtree(left_over)
     if (free := shutil.disk_usage(root).free) < nbytes + SPARE:

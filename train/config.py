@@ -71,6 +71,8 @@ class SuperviseConfig(Section):
     max_restarts: int = Field(5, ge=0, description="starts after the first, within within_hours")
     within_hours: float = Field(24.0, gt=0.0, description="the time in which restarts are counted")
     pause_seconds: float = Field(10.0, ge=0.0, description="before the first restart; doubled before each next, 10 min at most")
+    lease_seconds: float = Field(30.0, ge=3.0, description="a node of several that gives no sign for so long is lost")
+    node_minutes: float = Field(60.0, gt=0.0, description="wait for a lost node to come back")
 
 
 class RunConfig(Section):

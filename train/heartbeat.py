@@ -37,11 +37,11 @@ class Heartbeat(Callback):
     def beat(self, phase: str) -> None:
         """Say what begins now; kinds of time that are no phase belong to the step."""
         phase = "start" if not self.ended else phase if phase in ("eval", "ckpt") else "step"
-        now = time.time()
+        now = time.monotonic()
         if phase == self.phase and now - self.written < SECONDS:
             return
         self.phase, self.written = phase, now
-        sign = {"rank": self.rank, "pid": os.getpid(), "phase": phase, "step": self.step, "time": now,
+        sign = {"rank": self.rank, "pid": os.getpid(), "phase": phase, "step": self.step, "time": time.time(),
                 "memory_bytes": memory_bytes(), "step_seconds": self.step_seconds, "host_seconds": self.host_seconds}
         temporary = self.path.with_suffix(".tmp")  # not fsynced: after a crash of the machine nobody asks for it
         temporary.write_text(json.dumps(sign), encoding="utf-8")

@@ -3,6 +3,7 @@ import json
 import math
 import os
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from parallel.files import replace_text
@@ -24,9 +25,13 @@ class MetricsLog:
     """Append rows (dicts with `step`) to a file. On opening, lines of steps after `last_step` go: they will be written again.
 
     last_rows: the last rows that were there already.
+
+    Args:
+        fence: raises where this process must write no more (see train/nodes.py).
     """
 
-    def __init__(self, path: Path, last_step: int):
+    def __init__(self, path: Path, last_step: int, fence: Callable[[], None] = lambda: None):
+        self.fence = fence
         kept, self.last_rows = [], deque(maxlen=REMEMBERED)
         if path.exists():
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
@@ -41,6 +46,7 @@ class MetricsLog:
 
     def write(self, rows: list[dict]) -> None:
         """Append rows; they reach the operating system at once."""
+        self.fence()
         for row in rows:
             self.file.write(json.dumps(finite(row), allow_nan=False) + "\n")
         self.file.flush()

@@ -40,6 +40,7 @@ from train.config import RunConfig
 from train.console import say
 from train.heartbeat import Heartbeat
 from train.metrics_log import MetricsLog, finite
+from train.nodes import NUMBER, fence
 from train.plans import plan_of, sizes_of
 from train.tensorboard import TensorBoard
 from train.tiers import build_tiers
@@ -233,7 +234,7 @@ class Training:
             self.lock = lock(folder)
             replace_text(folder / "config.yaml", config_file.dump(c))
             board = TensorBoard(folder / "tensorboard", self.first_step)
-            sinks = [MetricsLog(folder / "metrics.jsonl", self.first_step), board, console.Console(t.total_steps)]
+            sinks = [MetricsLog(folder / "metrics.jsonl", self.first_step, fence(folder)), board, console.Console(t.total_steps)]
         health = build_health(clock, c, self.first_step, self.step, self.gpt, self.mesh, self.cut, self.manifest)
         if health:
             health.board = board
@@ -275,7 +276,8 @@ class Training:
             part, scalars = state.capture(self.step, copies, c.model.vocab_size, mesh.rank, self.cut)
             return part, {**scalars, "consumed_samples": monitor.consumed_samples, "milestone": milestone, **fixed}
 
-        saver = Saver(self.root, c.ckpt.keep_last, mesh.rank, ranks, collectives.barrier if ranks > 1 else lambda: None)
+        saver = Saver(self.root, c.ckpt.keep_last, mesh.rank, ranks, collectives.barrier if ranks > 1 else lambda: None,
+                      fence(c.run.folder), os.environ.get(NUMBER, ""))
         return Save(clock, monitor, capture, saver, config_file.dump(c), triggers,
                     lambda step: step % c.ckpt.every_steps == 0 or step == self.last_step,
                     {max(1, round(c.train.total_steps * share)) for share in c.ckpt.milestones},

@@ -1,4 +1,4 @@
-"""python -m train.supervise --config C: keep a run alive on this node.
+"""python -m train.supervise --config C: keep a run alive; with several nodes the same command on each (see train/nodes.py).
 
 Starts `train.launch`, looks at the ranks' signs of life (train/heartbeat.py), and starts again from the newest good checkpoint
 when a rank fails, is lost, or hangs: after growing pauses, so often within so many hours, and not when the same step fails in the
@@ -25,7 +25,11 @@ from pathlib import Path
 from parallel import config_file
 from parallel.errors import UserError
 from parallel.files import replace_text
+from train.checks import plan
 from train.config import RunConfig, SuperviseConfig, load_config
+from train.launch import read_topology
+from train.nodes import AGREED, NUMBER, Nodes
+from train.workers import Topology
 
 STATE = "supervise.json"
 FINAL = (0, 2, 3, 4)  # exit codes after which nothing is started again
@@ -40,6 +44,7 @@ class Start:
     """One start of the job: when (seconds since 1970), and how it ended."""
 
     began: float
+    clock: float = 0.0  # of this machine, which does not jump
     ended: float | None = None
     code: int | None = None
     rank: int | None = None
@@ -65,10 +70,15 @@ def main(arguments: list[str] | None = None) -> int:
         if options.status:
             print(status(config.run.folder, config.supervise))
             return 0
+        topology = read_topology(os.environ, options.workers)
+        plan(config, topology.local * topology.nodes, 0)
+        return Supervisor(config, lambda restart: launcher(options, restart), topology).run()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return Supervisor(config, lambda restart: launcher(options, restart)).run()
+    except OSError as error:
+        print(f"error: {config.run.folder} cannot be used: {error}", file=sys.stderr)
+        return 1
 
 
 def launcher(options: argparse.Namespace, restart: bool) -> list[str]:
@@ -80,87 +90,180 @@ def launcher(options: argparse.Namespace, restart: bool) -> list[str]:
 
 
 class Supervisor:
-    """Starts a command again and again, until it is done or there is no use in it.
+    """Starts a command again and again, until it is done or there is no use in it; with other nodes, when node 0 says so.
 
     Args:
         command: gives the launcher's, of the first start or of a restart; it writes to this process's output.
+        topology: the nodes, and the ranks of this one; None: one node, which has all ranks.
     """
 
-    def __init__(self, config: RunConfig, command: Callable[[bool], list[str]]):
+    def __init__(self, config: RunConfig, command: Callable[[bool], list[str]], topology: Topology | None = None):
         self.folder, self.settings, self.command = config.run.folder, config.supervise, command
+        self.ranks = topology.ranks if topology else None
+        self.nodes = Nodes(self.folder, *((topology.node_rank, topology.nodes) if topology else (0, 1)),
+                           config.supervise.lease_seconds)
         self.starts: list[Start] = []
         self.signals: list[int] = []
+        self.seen: dict[int, tuple[dict, float]] = {}  # rank -> its sign of life, and when that was first seen so
 
     def run(self) -> int:
         """Until the end. Returns the exit code."""
         caught = (signal.SIGINT, signal.SIGTERM)
         old = {number: signal.signal(number, lambda n, _: self.signals.append(n)) for number in caught}
         try:
-            while True:
-                start = self.once()
-                self.write("running")
-                if start.code in FINAL or self.signals:
-                    self.write("done" if start.code == 0 else "ended")
-                    return start.code if start.code in FINAL else 128 + self.signals[0]
-                _say(f"{start.reason}, at step {start.step}")
-                if why := self.hopeless():
-                    self.write("given up")
-                    _say(f"given up: {why}. " + "\n".join(["Its last lines:", *start.last_lines[-20:]]))
-                    return 1
-                if not self.pause():
-                    self.write("ended")
-                    return 128 + self.signals[0]
+            with self.nodes:
+                return self.decide() if self.nodes.node == 0 else self.follow()
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
 
-    def once(self) -> Start:
-        """Start the job, and watch it until it has ended."""
+    def decide(self) -> int:
+        """Node 0: start until it is done, or there is no use in it."""
+        while True:
+            if why := self.wait_for(lambda: not self.nodes.missing() or None, lambda: f"node {self.nodes.missing()[0]}"):
+                return self.finish("ended" if self.signals else "given up", 1, why)
+            start = self.once(self.nodes.begin(restart=bool(self.starts)))
+            self.gather(start)
+            self.write("running")
+            if start.code in FINAL or self.signals:
+                return self.finish("done" if start.code == 0 else "ended", start.code if start.code in FINAL else 1)
+            _say(f"{start.reason}, at step {start.step}")
+            if why := self.hopeless():
+                return self.finish("given up", 1, "\n".join([f"{why}. Its last lines:", *start.last_lines[-20:]]))
+            if not self.pause():
+                return self.finish("ended", 1)
+
+    def finish(self, state: str, code: int, why: str = "") -> int:
+        """The run is over on all nodes. Returns the exit code."""
+        self.write(state)
+        if why:
+            _say(f"{state}: {why}")
+        self.nodes.finish(code, why)
+        return 128 + self.signals[0] if self.signals and code not in FINAL else code
+
+    def follow(self) -> int:
+        """Other nodes: start when node 0 does, until it says that the run is over."""
+        began = self.nodes.current()
+        while True:
+            number = None
+
+            def told() -> bool | None:
+                nonlocal number
+                now = self.nodes.current()
+                if now != began and now.get("code") is not None:
+                    return True
+                number = self.nodes.follow()
+                return number is not None or None
+            if why := self.wait_for(told, lambda: "node 0"):
+                _say(why)
+                return 128 + self.signals[0] if self.signals else 1
+            if number is None:
+                return self.nodes.current()["code"]
+            start = self.once(number)
+            self.nodes.ended({"code": start.code, "reason": start.reason, "rank": start.rank, "step": start.step})
+            if self.signals:
+                return start.code if start.code in FINAL else 128 + self.signals[0]
+
+    def wait_for(self, met: Callable[[], bool | None], whom: Callable[[], str]) -> str:
+        """Wait until a condition is met. Returns why it was not, "" if it was."""
+        end, told = time.monotonic() + 60 * self.settings.node_minutes, False
+        while not met():
+            if self.signals:
+                return "a signal came"
+            if time.monotonic() > end:
+                return f"{whom()} has not come within {self.settings.node_minutes:g} minutes"
+            if not told and time.monotonic() > end - 60 * self.settings.node_minutes + 2 * POLL:
+                told = True
+                _say(f"waiting for {whom()}")
+            time.sleep(POLL)
+        return ""
+
+    def once(self, number: int) -> Start:
+        """Start the job's part on this node, and watch it until it has ended."""
         from train.heartbeat import FOLDER
-        for left_over in (self.folder / FOLDER).glob("*"):
-            left_over.unlink()
-        start = Start(time.time())
+        for left_over in (self.folder / FOLDER).glob("rank_*"):
+            if self.ours(int(re.sub(r"\D", "", left_over.name))):
+                left_over.unlink()
+        self.seen = {}
+        start = Start(time.time(), time.monotonic())
         self.starts.append(start)
         lines: deque[str] = deque(maxlen=60)
-        command = self.command(len(self.starts) > 1)
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
+        command = self.command(self.nodes.restart)
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+                                   env=os.environ | {NUMBER: str(number)})
         reader = threading.Thread(target=_copy, args=(process.stderr, lines), daemon=True)
         reader.start()
-        hung, told = "", 0
+        told, end = 0, ""
         while process.poll() is None:
             if len(self.signals) > told:
                 told = len(self.signals)
                 process.send_signal(self.signals[-1])
-            if not hung and (hung := self.hung()):
-                _end(process)
+            if end := self.hung() or self.nodes.why_end():
+                break
             self.write("running")
             time.sleep(POLL)
+        if end:
+            if self.nodes.node == 0:
+                self.nodes.stop(end)
+            _end(process)
         reader.join(timeout=5)
-        start.ended, start.code, start.last_lines = time.time(), process.returncode, list(lines)
-        self.explain(start, hung)
+        start.ended, start.code, start.last_lines = time.time(), 1 if end else process.returncode, list(lines)
+        self.explain(start, end)
         return start
 
+    def gather(self, start: Start) -> None:
+        """Node 0: wait for the other nodes' ends, and add them to this one's: the first failure counts."""
+        others = [*self.nodes.sessions]
+        first = self.failed(others)
+        if start.code not in AGREED:
+            self.nodes.stop(start.reason)
+        deadline = time.monotonic() + 2 * GRACE
+        while (left := [n for n in others if not self.nodes.end_of(n) and not self.nodes.lost(n)]) and not self.signals:
+            if time.monotonic() > deadline:
+                start.code, start.reason = 1, f"node {left[0]} does not end"
+                self.nodes.stop(start.reason)
+                return
+            time.sleep(POLL)
+        first = first or (self.failed(others) if start.code in AGREED else None)
+        if first:  # it was there before ours, or nothing failed here
+            node, end = first
+            start.code, start.rank = end["code"], end["rank"]
+            start.reason = f"node {node}: {end['reason']}"
+
+    def failed(self, nodes: list[int]) -> tuple[int, dict] | None:
+        """The first of some nodes whose part has failed, and how."""
+        return next(((n, end) for n in nodes if (end := self.nodes.end_of(n)) and end["code"] not in AGREED), None)
+
+    def ours(self, rank: int) -> bool:
+        """Whether a rank runs on this node."""
+        return self.ranks is None or rank in self.ranks
+
     def signs(self) -> list[dict]:
+        """Of the ranks of this node."""
         from train.heartbeat import read
-        return read(self.folder)
+        return [sign for sign in read(self.folder) if self.ours(sign["rank"])]
 
     def hung(self) -> str:
-        """Which rank has given no sign for longer than its phase may take; "" if none."""
+        """Which rank has given no sign for longer than its phase may take; "" if none. The clock on the wall plays no part."""
         limits = {"start": self.settings.start_minutes, "step": self.settings.step_minutes, "eval": self.settings.eval_minutes,
                   "ckpt": self.settings.ckpt_minutes}
-        now = time.time()
-        silent = [s for s in self.signs() if now - s["time"] > 60 * limits[s["phase"]]]
+        now, silent = time.monotonic(), []
+        for sign in self.signs():
+            if self.seen.get(sign["rank"], ({},))[0] != sign:
+                self.seen[sign["rank"]] = sign, now
+            if (age := now - self.seen[sign["rank"]][1]) > 60 * limits[sign["phase"]]:
+                silent.append((sign["step"], -age, sign))
         if not silent:
             return ""
-        first = min(silent, key=lambda s: (s["step"], s["time"]))
-        return f"rank {first['rank']} hung (phase {first['phase']}, no sign for {now - first['time']:.0f} s)"
+        _, age, first = min(silent, key=lambda found: found[:2])
+        return f"rank {first['rank']} hung (phase {first['phase']}, no sign for {-age:.0f} s)"
 
-    def explain(self, start: Start, hung: str) -> None:
-        """Which rank failed first, where, and with what."""
-        signs = self.signs()
-        start.step = max((s["step"] for s in signs), default=None)
-        if hung:
-            start.reason, start.rank = hung.partition(" (phase")[0], int(hung.split()[1])
+    def explain(self, start: Start, end: str) -> None:
+        """Which rank failed first, where, and with what; end: why it was ended from here, if it was."""
+        start.step = max((s["step"] for s in self.signs()), default=None)
+        if end:
+            start.reason = end.partition(" (phase")[0]
+            start.rank = int(found[1]) if (found := re.match(r"(?:node \d+: )?rank (\d+)", end)) else None
             return
         text = "\n".join(start.last_lines)
         start.reason = f"exit code {start.code}"
@@ -173,7 +276,7 @@ class Supervisor:
         """Why it makes no sense to start again; "" if it does."""
         if len(self.starts) > 1 and self.starts[-1].same_as(self.starts[-2]):
             return "the same step failed twice in the same way"
-        recent = [s for s in self.starts if time.time() - s.began < 3600 * self.settings.within_hours]
+        recent = [s for s in self.starts if time.monotonic() - s.clock < 3600 * self.settings.within_hours]
         if len(recent) > self.settings.max_restarts:
             return f"{len(recent)} starts within {self.settings.within_hours:g} hours"
         return ""
@@ -189,8 +292,8 @@ class Supervisor:
         return not self.signals
 
     def write(self, state: str) -> None:
-        """supervise.json, once the run's folder is there."""
-        if self.folder.is_dir():
+        """supervise.json, by node 0."""
+        if self.nodes.node == 0:
             content = {"state": state, "pid": os.getpid(), "time": time.time(), "starts": [asdict(s) for s in self.starts]}
             with contextlib.suppress(OSError):  # a full disk must not end what keeps the run alive
                 replace_text(self.folder / STATE, json.dumps(content, indent=1) + "\n")

@@ -29,12 +29,19 @@ plan = folder / "plan"
 plan.write_text("\\n".join(rest))
 step, what = first.split(" ", 1)
 (folder / "heartbeat").mkdir(exist_ok=True)
+def sign(rank, late=0):
+    text = json.dumps({"rank": rank, "pid": 1, "phase": "step", "step": int(step), "time": time.time() - late,
+                       "memory_bytes": 1e9, "step_seconds": 1.0, "host_seconds": 0.01})
+    (folder / "heartbeat" / f"rank_{rank}.tmp").write_text(text)
+    os.replace(folder / "heartbeat" / f"rank_{rank}.tmp", folder / "heartbeat" / f"rank_{rank}.json")
 for rank in (0, 1):
-    late = 100 if what == "hang" and rank == 1 else 0
-    (folder / "heartbeat" / f"rank_{rank}.json").write_text(json.dumps({"rank": rank, "pid": 1, "phase": "step",
-        "step": int(step), "time": time.time() - late, "memory_bytes": 1e9, "step_seconds": 1.0, "host_seconds": 0.01}))
-if what in ("hang", "wait"):
-    time.sleep(60)
+    sign(rank, late=1e6 if what == "jump" else 0)
+for _ in range(60 if what in ("hang", "wait") else 0):
+    time.sleep(1)
+    sign(0)
+if what == "jump":
+    time.sleep(2)
+    what = "0"
 if what.isdigit():
     sys.exit(int(what))
 print(f"train.launch: rank 1 failed first ({what}); all workers of this node are stopped.", file=sys.stderr)
@@ -88,9 +95,14 @@ def test_some_ends_are_final(supervised, code):
 
 
 def test_a_hung_rank_is_named_and_the_job_ended(supervised):
-    code, found, _ = supervised(["5 hang", "20 0"], "supervise.step_minutes=1")
+    code, found, _ = supervised(["5 hang", "20 0"], "supervise.step_minutes=0.05")
     first = found["starts"][0]
     assert code == 0 and first["reason"] == "rank 1 hung" and first["ended"] - first["began"] < 20
+
+
+def test_a_clock_that_jumps_is_no_hang(supervised):
+    code, found, _ = supervised(["5 jump"], "supervise.step_minutes=0.1")
+    assert code == 0 and len(found["starts"]) == 1
 
 
 def test_a_signal_is_passed_on_and_ends_it(supervised):
