@@ -40,6 +40,7 @@ class DataConfig(Section):
     num_workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto", description="threads that read, processes that write, at most as many as cores; auto: 60 %, at most 8")
     prefetch: int = Field(8, ge=1, le=128, description="batches read ahead")
+    log_samples: bool = Field(False, description="write which samples each step read to <run>/samples/rank_N.jsonl")
     cache: Literal["none", "memory"] = Field("none", description="memory: all samples are read once and kept")
 
     @model_validator(mode="after")

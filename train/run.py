@@ -33,6 +33,7 @@ from train.build import build_gpt, build_train_step, compiled, is_sharded
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.health import build_health
 from train.callbacks.monitor import Monitor, peak_memory_bytes
+from train.callbacks.samples import SampleLog
 from train.callbacks.save import Save
 from train.checks import plan
 from train.clock import Clock
@@ -251,7 +252,9 @@ class Training:
             if steps:
                 if health:
                     health.warm_up()
-                callbacks = [clock, heartbeat, *[health] * (health is not None), monitor, evaluate, save]
+                samples = [SampleLog(c.run.folder / "samples" / f"rank_{self.mesh.rank}.jsonl", self.first_step)] \
+                    if c.data.log_samples else []
+                callbacks = [clock, heartbeat, *samples, *[health] * (health is not None), monitor, evaluate, save]
                 evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save
                 with triggers.caught():
                     Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)

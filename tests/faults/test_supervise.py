@@ -4,12 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import zlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from mindspore.dataset import MindDataset
 
 from ckpt import store
 from parallel.errors import UserError
@@ -145,39 +149,73 @@ def test_signs_of_life(tmp_path):
 
 
 KILLS = int(os.environ.get("MINDGPT_KILLS", "2"))
+STEPS = 100 * KILLS  # more than are done between so many kills
 
 
 def test_killed_at_random_moments_the_run_ends_as_if_undisturbed(tiny, tiny_yaml, tmp_path):
-    """MINDGPT_KILLS=100 is the long form."""
-    common = ("train.total_steps=200", "ckpt.every_steps=5", "eval.stage.every=0.1", "eval.deep.enabled=false")
+    """A random rank, now and then: while it starts, saves, has just published (rotation comes next), or evaluates.
+
+    MINDGPT_KILLS=100 is the long form.
+    """
+    common = (f"train.total_steps={STEPS}", "ckpt.every_steps=5", "eval.stage.every_steps=20", "eval.deep.enabled=false",
+              "data.log_samples=true")
     overrides = [f"run.dir={tmp_path}", "supervise.pause_seconds=0", "supervise.max_restarts=1000", *common]
     command = [sys.executable, "-m", "train.supervise", "--config", str(tiny_yaml), "--set", *overrides]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    rng, root, killed = np.random.RandomState(0), tmp_path / "tiny" / "checkpoints", 0
-    while killed < KILLS and process.poll() is None:
-        wanted = rng.randint(2)  # half of the kills come while a checkpoint is being written or given its name
-        end = time.monotonic() + rng.uniform(1, 25)
-        while time.monotonic() < end and process.poll() is None:
+    drain = threading.Thread(target=lambda: output.append(process.stdout.read()))
+    output, rng, folder, killed, had = [], np.random.RandomState(0), tmp_path / "tiny", Counter(), False
+    drain.start()
+    root = folder / "checkpoints"
+
+    def latest() -> str:
+        return (root / store.LATEST).read_text() if (root / store.LATEST).exists() else ""
+
+    def phases() -> set[str]:
+        return {sign["phase"] for sign in read(folder)}
+
+    moments = {"any": lambda: False, "start": lambda: "start" in phases() and rng.random_sample() < 0.01,
+               "save": lambda: any(root.glob(".tmp-*")), "rotation": lambda: latest() != before,
+               "evaluation": lambda: "eval" in phases()}
+    while killed.total() < KILLS and process.poll() is None:
+        wanted, end, before = rng.choice([*moments]), time.monotonic() + rng.uniform(5, 30), latest()
+        while time.monotonic() < end and process.poll() is None and not moments[wanted]():
             time.sleep(0.002)
-            if wanted and killed and list(root.glob(".tmp-*")):
-                break
         workers = [p for p in psutil.Process(process.pid).children(recursive=True) if "MS_WORKER" in environ(p)]
         if workers:
             workers[rng.randint(len(workers))].kill()
-            killed += 1
+            killed[wanted if time.monotonic() < end else "any"] += 1
             good = [f for f in store.steps(root) if not store.problems_of(f)]
-            assert good or not root.exists() or not store.steps(root)  # never fewer than one, once there is one
-    out, _ = process.communicate(timeout=500)
-    assert process.returncode == 0 and killed == KILLS, out[-3000:]
+            assert good or not had  # never fewer than one, once there is one
+            had = bool(good)
+    process.wait(timeout=500)
+    drain.join()
+    assert process.returncode == 0 and killed.total() == KILLS, output[0][-3000:]
+    print(f"killed: {dict(killed)}")
     whole = tmp_path / "undisturbed"
     command = [sys.executable, "-m", "train.launch", "--config", str(tiny_yaml), "--set", f"run.dir={whole}", *common]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert exact(metrics(tmp_path / "tiny")) == exact(metrics(whole / "tiny"))
+    assert exact(metrics(folder)) == exact(metrics(whole / "tiny"))
     a, b = (store.find(f / "tiny" / "checkpoints")[0] for f in (tmp_path, whole))
-    assert a.step == b.step == 200
+    assert a.step == b.step == STEPS
     for part in store.PARTS:
         assert all(np.array_equal(a.tensors[part][n], b.tensors[part][n]) for n in b.tensors[part])
-    assert not list(root.glob(".*")) and len(json.loads((tmp_path / "tiny" / STATE).read_text())["starts"]) > 1
+    assert not list(root.glob(".*")) and len(json.loads((folder / STATE).read_text())["starts"]) > 1
+    each_sample_once_an_epoch(tiny(*common), folder)
+
+
+def each_sample_once_an_epoch(config, folder: Path) -> None:
+    """From the ranks' logs, against the samples as they lie in the MindRecord files."""
+    files = sorted(str(f) for f in (config.data.prepared_dir / "train").glob("*.mindrecord"))
+    stored = Counter(zlib.crc32(tokens.tobytes()) for tokens, in MindDataset(files, ["tokens"], num_parallel_workers=1)
+                     .create_tuple_iterator(num_epochs=1, output_numpy=True))
+    logs = [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted((folder / "samples").glob("*"))]
+    assert len(logs) == 2 and all([row["step"] for row in log] == [*range(1, STEPS + 1)] for log in logs)
+    consumed = [sample for rows in zip(*logs, strict=True) for row in rows for sample in row["samples"]]
+    size = stored.total()
+    assert len(consumed) == 4 * STEPS > 7 * size
+    for epoch in range(len(consumed) // size):
+        assert Counter(consumed[epoch * size:(epoch + 1) * size]) == stored
+    assert consumed[:size] != consumed[size:2 * size]
 
 
 def environ(process: psutil.Process) -> str:
