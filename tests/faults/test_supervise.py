@@ -149,7 +149,7 @@ def test_signs_of_life(tmp_path):
 
 
 KILLS = int(os.environ.get("MINDGPT_KILLS", "2"))
-STEPS = 100 * KILLS  # more than are done between so many kills
+STEPS = max(200, 60 * KILLS)  # more than are done between so many kills
 
 
 def test_killed_at_random_moments_the_run_ends_as_if_undisturbed(tiny, tiny_yaml, tmp_path):
@@ -187,7 +187,7 @@ def test_killed_at_random_moments_the_run_ends_as_if_undisturbed(tiny, tiny_yaml
             good = [f for f in store.steps(root) if not store.problems_of(f)]
             assert good or not had  # never fewer than one, once there is one
             had = bool(good)
-    process.wait(timeout=500)
+    process.wait(timeout=500 + STEPS)
     drain.join()
     assert process.returncode == 0 and killed.total() == KILLS, output[0][-3000:]
     print(f"killed: {dict(killed)}")
