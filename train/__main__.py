@@ -1,5 +1,6 @@
 """python -m train --config C [--set key=value ...] [--print-config]: train in this process (one rank)."""
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -9,6 +10,9 @@ from parallel import config_file
 from parallel.errors import UserError
 from train.checks import plan
 from train.config import load_config
+
+# A disk that is full or broken, a folder that became read-only or went away: no fault of the program, so no traceback.
+REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOTCONN}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,6 +40,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except SaveError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        print(f"error: the system refuses to write in {config.run.folder}: {error}. Checkpoints are as they were",
+              file=sys.stderr)
         return 1
 
 

@@ -1,4 +1,5 @@
 """Signs of life: what each rank is doing, in a file that `train.supervise` and people look at."""
+import contextlib
 import json
 import os
 import time
@@ -44,8 +45,9 @@ class Heartbeat(Callback):
         sign = {"rank": self.rank, "pid": os.getpid(), "phase": phase, "step": self.step, "time": time.time(),
                 "memory_bytes": memory_bytes(), "step_seconds": self.step_seconds, "host_seconds": self.host_seconds}
         temporary = self.path.with_suffix(".tmp")  # not fsynced: after a crash of the machine nobody asks for it
-        temporary.write_text(json.dumps(sign), encoding="utf-8")
-        os.replace(temporary, self.path)
+        with contextlib.suppress(OSError):  # what matters more will fail and say so
+            temporary.write_text(json.dumps(sign), encoding="utf-8")
+            os.replace(temporary, self.path)
 
     def on_train_step_begin(self, run_context):
         self.began = time.perf_counter()

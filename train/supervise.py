@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import psutil
+
 from parallel import config_file
 from parallel.errors import UserError
 from parallel.files import replace_text
@@ -255,8 +257,10 @@ class Supervisor:
                 silent.append((sign["step"], -age, sign))
         if not silent:
             return ""
-        _, age, first = min(silent, key=lambda found: found[:2])
-        return f"rank {first['rank']} hung (phase {first['phase']}, no sign for {-age:.0f} s)"
+        # The others wait for the one that hangs, and are as silent as it is; a process that is stopped gives itself away.
+        _, age, first = min(silent, key=lambda found: (not _stopped(found[2]["pid"]), *found[:2]))
+        how = "stopped by a signal, " if _stopped(first["pid"]) else ""
+        return f"rank {first['rank']} hung (phase {first['phase']}, {how}no sign for {-age:.0f} s)"
 
     def explain(self, start: Start, end: str) -> None:
         """Which rank failed first, where, and with what; end: why it was ended from here, if it was."""
@@ -297,6 +301,14 @@ class Supervisor:
             content = {"state": state, "pid": os.getpid(), "time": time.time(), "starts": [asdict(s) for s in self.starts]}
             with contextlib.suppress(OSError):  # a full disk must not end what keeps the run alive
                 replace_text(self.folder / STATE, json.dumps(content, indent=1) + "\n")
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a process was stopped, by SIGSTOP or a debugger."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def _copy(stream, lines: deque) -> None:

@@ -1,4 +1,5 @@
 """TensorBoard, written by rank 0 alone."""
+import errno
 import os
 import time
 from pathlib import Path
@@ -27,12 +28,20 @@ class TensorBoard:
 
     def write(self, rows: list[dict]) -> None:
         """The scalars of some steps."""
+        self._check()
         for row in rows:
             self.scalars(row["step"], {tag: row.get(key) for key, tag in TAGS.items()})
             if health := row.get("health"):
                 self.scalars(row["step"], {tag: health[key] for key, tag in HEALTH_TAGS.items()})
                 for layer, figures in health["layers"].items():
                     self.scalars(row["step"], {f"health_{key}/{layer}": value for key, value in figures.items()})
+
+    def _check(self) -> None:
+        """Raise OSError if the thread that writes has died, as on a full disk: its queue would fill, and the training wait."""
+        events = self.writer.file_writer.event_writer
+        if not events._worker.is_alive():
+            events._event_queue.cancel_join_thread()  # else the process does not end
+            raise OSError(errno.EIO, "TensorBoard's events could not be written", self.writer.logdir)
 
     def scalars(self, step: int, values: dict) -> None:
         """Tag -> value; None (not computed) is left out, and so is what is not finite."""

@@ -205,7 +205,7 @@ def network():
     subprocess.run(clear, shell=True, capture_output=True)
 
 
-@pytest.mark.nodes
+@pytest.mark.long
 def test_two_nodes_train_on_when_a_worker_and_when_a_node_is_killed(network, tiny_yaml, tmp_path):
     """Real workers on two addresses: a worker is killed, then all of node 1. To the bit as if undisturbed."""
     common = ("train.total_steps=120", "ckpt.every_steps=5", "eval.stage.every=0.25", "eval.deep.enabled=false",

@@ -157,8 +157,8 @@ def test_killed_at_random_moments_the_run_ends_as_if_undisturbed(tiny, tiny_yaml
 
     MINDGPT_KILLS=100 is the long form.
     """
-    common = (f"train.total_steps={STEPS}", "ckpt.every_steps=5", "eval.stage.every_steps=20", "eval.deep.enabled=false",
-              "data.log_samples=true")
+    common = (f"train.total_steps={STEPS}", "ckpt.every_steps=5", "eval.stage.every_steps=20", "eval.stage.time_budget=null",
+              "eval.deep.enabled=false", "data.log_samples=true", "health.enabled=false")
     overrides = [f"run.dir={tmp_path}", "supervise.pause_seconds=0", "supervise.max_restarts=1000", *common]
     command = [sys.executable, "-m", "train.supervise", "--config", str(tiny_yaml), "--set", *overrides]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -173,20 +173,36 @@ def test_killed_at_random_moments_the_run_ends_as_if_undisturbed(tiny, tiny_yaml
     def phases() -> set[str]:
         return {sign["phase"] for sign in read(folder)}
 
-    moments = {"any": lambda: False, "start": lambda: "start" in phases() and rng.random_sample() < 0.01,
-               "save": lambda: any(root.glob(".tmp-*")), "rotation": lambda: latest() != before,
-               "evaluation": lambda: "eval" in phases()}
-    while killed.total() < KILLS and process.poll() is None:
-        wanted, end, before = rng.choice([*moments]), time.monotonic() + rng.uniform(5, 30), latest()
-        while time.monotonic() < end and process.poll() is None and not moments[wanted]():
+    def started() -> list[dict]:
+        return json.loads((folder / STATE).read_text())["starts"] if (folder / STATE).exists() else []
+
+    moments = {"any": lambda: False, "start": lambda: False, "save": lambda: any(root.glob(".tmp-*")),
+               "rotation": lambda: latest() != before, "evaluation": lambda: "eval" in phases()}
+
+    def wait(seconds: float, until=lambda: False) -> bool:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and process.poll() is None:
+            if until():
+                return True
             time.sleep(0.002)
+        return False
+
+    while killed.total() < KILLS and process.poll() is None:
+        wanted, seconds, starts = rng.choice([*moments]), rng.random_sample(), len(started())
+        if wanted == "start":
+            wait(25 * seconds)
+        else:  # it does some steps first
+            wait(120, lambda starts=starts: "step" in phases())
+            before = latest()
+            wait(5 * seconds if wanted == "any" else 30, moments[wanted])
         workers = [p for p in psutil.Process(process.pid).children(recursive=True) if "MS_WORKER" in environ(p)]
         if workers:
             workers[rng.randint(len(workers))].kill()
-            killed[wanted if time.monotonic() < end else "any"] += 1
+            killed[wanted] += 1
             good = [f for f in store.steps(root) if not store.problems_of(f)]
             assert good or not had  # never fewer than one, once there is one
             had = bool(good)
+            wait(60, lambda starts=starts: len(started()) > starts)
     process.wait(timeout=500 + STEPS)
     drain.join()
     assert process.returncode == 0 and killed.total() == KILLS, output[0][-3000:]
