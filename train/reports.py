@@ -129,6 +129,8 @@ def to_tensorboard(report: dict, board: TensorBoard) -> None:
 
 def failures(found: list[dict]) -> str:
     """As a Markdown table."""
+    if not found:
+        return "none"
     lines = ["| item | why | text |", "|---|---|---|"]
     for f in found:
         cells = (" ".join(str(f[key]).split()).replace("|", "\\|") for key in ("item", "why", "text"))

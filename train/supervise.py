@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,7 +35,8 @@ from train.workers import Topology
 
 STATE = "supervise.json"
 FINAL = (0, 2, 3, 4)  # exit codes after which nothing is started again
-POLL = 0.5
+POLL = 0.5  # seconds
+SLOW_POLLS = 10  # in a row, before a rank is called slow
 GRACE = 60.0  # seconds for the launcher to end its workers
 FAILED = re.compile(r"rank (\d+) (?:failed first|ended) \((.+?)\)")
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # such an end says nothing of the step at which it came
@@ -186,7 +187,7 @@ class Supervisor:
         for left_over in (self.folder / FOLDER).glob("rank_*"):
             if self.ours(int(re.sub(r"\D", "", left_over.name))):
                 left_over.unlink()
-        self.seen = {}
+        self.seen, self.slow = {}, Counter()
         start = Start(time.time(), time.monotonic())
         self.starts.append(start)
         lines: deque[str] = deque(maxlen=60)
@@ -202,6 +203,7 @@ class Supervisor:
                 process.send_signal(self.signals[-1])
             if end := self.hung() or self.nodes.why_end():
                 break
+            self.tell_slow()
             self.write("running")
             time.sleep(POLL)
         if end:
@@ -244,6 +246,18 @@ class Supervisor:
         """Of the ranks of this node."""
         from train.heartbeat import read
         return [sign for sign in read(self.folder) if self.ours(sign["rank"])]
+
+    def tell_slow(self) -> None:
+        """Node 0: name a rank that has kept the others waiting for a while, once in a start."""
+        from train.heartbeat import read
+        if self.nodes.node:
+            return
+        slow = slow_ranks(read(self.folder))
+        self.slow = Counter({rank: n for rank, n in self.slow.items() if rank in slow or n >= SLOW_POLLS})
+        for rank in slow:
+            self.slow[rank] += 1
+            if self.slow[rank] == SLOW_POLLS:
+                _say(f"rank {rank} is slow: the others wait for its host (data, checkpoints, another load on its machine?)")
 
     def hung(self) -> str:
         """Which rank has given no sign for longer than its phase may take; "" if none. The clock on the wall plays no part."""

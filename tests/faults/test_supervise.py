@@ -33,18 +33,18 @@ plan = folder / "plan"
 plan.write_text("\\n".join(rest))
 step, what = first.split(" ", 1)
 (folder / "heartbeat").mkdir(exist_ok=True)
-def sign(rank, late=0):
+def sign(rank, late=0, host=0.01):
     text = json.dumps({"rank": rank, "pid": 1, "phase": "step", "step": int(step), "time": time.time() - late,
-                       "memory_bytes": 1e9, "step_seconds": 1.0, "host_seconds": 0.01})
+                       "memory_bytes": 1e9, "step_seconds": 1.0, "host_seconds": host})
     (folder / "heartbeat" / f"rank_{rank}.tmp").write_text(text)
     os.replace(folder / "heartbeat" / f"rank_{rank}.tmp", folder / "heartbeat" / f"rank_{rank}.json")
 for rank in (0, 1):
-    sign(rank, late=1e6 if what == "jump" else 0)
+    sign(rank, late=1e6 if what == "jump" else 0, host=0.6 if what == "slow" and rank else 0.01)
 for _ in range(60 if what in ("hang", "wait") else 0):
     time.sleep(1)
     sign(0)
-if what == "jump":
-    time.sleep(2)
+if what in ("jump", "slow"):
+    time.sleep(2 if what == "jump" else 7)
     what = "0"
 if what.isdigit():
     sys.exit(int(what))
@@ -124,6 +124,11 @@ def test_status(supervised):
     assert "done, 2 start(s)" in text and "step 5: rank 1 failed" in text and "rank 0: step, step 20" in text
     with pytest.raises(UserError, match="was not started by python -m train.supervise"):
         status(supervisor.folder / "none", supervisor.settings)
+
+
+def test_a_slow_rank_is_named_once(supervised, capfd):
+    assert supervised(["5 slow"])[0] == 0
+    assert capfd.readouterr().err.count("rank 1 is slow") == 1
 
 
 def test_slow_ranks():
