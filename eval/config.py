@@ -3,6 +3,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from eval.health.rules.config import RulesConfig
 from eval.judges.http import HttpJudgeConfig
 from parallel.config import Section
 
@@ -56,6 +57,8 @@ class HealthConfig(Section):
     spike_z: float = Field(6.0, gt=0.0, description="a loss so many robust standard deviations above the median is a spike")
     probe_samples: int = Field(2, ge=0, description="held-out samples whose activations are looked at; 0: none")
     histograms: bool = Field(True, description="gradients and activations as histograms in TensorBoard")
+    rules: RulesConfig = RulesConfig()
+    on_event: str | None = Field(None, description="shell command that is given each event as JSON on its standard input")
 
 
 class EvalConfig(Section):

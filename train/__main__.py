@@ -16,7 +16,7 @@ REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, err
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code: 0 done, 1 failed, 2 the user's input is wrong, 4 interrupted and saved."""
+    """Returns the exit code: 0 done, 1 failed, 2 the user's input is wrong, 3 a health rule, 4 interrupted and saved."""
     parser = argparse.ArgumentParser(prog="python -m train", description="Train in this process, as one rank.")
     config_file.add_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="show the whole config with all defaults, and end")
@@ -32,9 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
         from data.prepare import prepare
         from parallel.context import is_distributed
         from train.run import run
+        from train.triggers import Halted
         if not is_distributed():  # several ranks find it done: train.launch does it before it starts them
             prepare(config.data)
-        return 0 if run(config) else 4
+        try:
+            return 0 if run(config) else 4
+        except Halted as reason:
+            print(f"stopped: {reason}", file=sys.stderr)
+            return 3
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

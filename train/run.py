@@ -31,7 +31,7 @@ from parallel.mesh import Mesh
 from train import console, state
 from train.build import build_gpt, build_train_step, compiled, is_sharded
 from train.callbacks.evaluate import Evaluate, due_steps
-from train.callbacks.health import build_health
+from train.callbacks.health import build_health, build_rules
 from train.callbacks.monitor import Monitor, peak_memory_bytes
 from train.callbacks.samples import SampleLog
 from train.callbacks.save import Save
@@ -39,13 +39,14 @@ from train.checks import plan
 from train.clock import Clock
 from train.config import RunConfig
 from train.console import say
+from train.events import Events
 from train.heartbeat import Heartbeat
 from train.metrics_log import MetricsLog, finite
 from train.nodes import NUMBER, fence
 from train.plans import plan_of, sizes_of
 from train.tensorboard import TensorBoard
 from train.tiers import build_tiers
-from train.triggers import Triggers
+from train.triggers import Halted, Triggers
 
 
 def run(config: RunConfig) -> bool:
@@ -239,11 +240,14 @@ class Training:
         health = build_health(clock, c, self.first_step, self.step, self.gpt, self.mesh, self.cut, self.manifest)
         if health:
             health.board = board
-            health.remember(sinks[0].last_rows if sinks else [])
         monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples, health)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
         heartbeat = Heartbeat(clock, c.run.folder, self.mesh.rank, self.first_step)
         triggers = Triggers(c.run.folder, c.ckpt.every_minutes, self.mesh.rank)
+        events = None
+        if health and folder:
+            events = Events(folder, self.first_step, board, c.health.on_event, triggers)
+            health.follow(build_rules(c), sinks[0].last_rows, events.tell)
         save = self.saving(clock, monitor, triggers)
         if self.mesh.rank == 0:
             say("compiling ...")
@@ -260,6 +264,8 @@ class Training:
                     Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
             else:  # killed between its last checkpoint and its report
                 evaluate.again()
+            if save.halted:
+                raise Halted(events.reason if events else "rank 0 says why")
             if not save.interrupted:
                 self.report(clock, monitor, evaluate)
         finally:

@@ -17,12 +17,17 @@ class Interrupted(Exception):
     """Somebody asked this run to end, and all ranks know; raised where a step's work can be left undone."""
 
 
+class Halted(Exception):
+    """A health rule ended the run, which is saved; the text says which, and why."""
+
+
 @dataclass(frozen=True)
 class Wish:
-    """What all ranks have agreed on."""
+    """What all ranks have agreed on; stop: the run was interrupted; halt: a health rule ends it."""
 
     save: bool
     stop: bool
+    halt: bool
 
 
 class Triggers:
@@ -36,7 +41,7 @@ class Triggers:
     def __init__(self, folder: Path, every_minutes: float | None, rank: int):
         self.request, self.rank = folder / REQUEST, rank
         self.seconds = None if every_minutes is None else 60.0 * every_minutes
-        self.stop = self.save = False
+        self.stop = self.save = self.halt = False
         self.saved()
 
     def saved(self) -> None:
@@ -64,12 +69,13 @@ class Triggers:
         """The wishes of all ranks together; every rank has to call it. What was wished for is then done with."""
         asked = self.rank == 0 and self.request.exists()
         due = self.rank == 0 and self.seconds is not None and time.monotonic() - self.since >= self.seconds
-        save, stop = collectives.gather([float(self.save or asked or due), float(self.stop)]).max(0) > 0
+        wishes = [float(self.save or asked or due), float(self.stop), float(self.halt)]
+        save, stop, halt = collectives.gather(wishes).max(0) > 0
         if save:
             self.save = False
             if asked:
                 self.request.unlink(missing_ok=True)
-        return Wish(bool(save), bool(stop))
+        return Wish(bool(save), bool(stop), bool(halt))
 
     def pulse(self) -> None:
         """For long work between two steps: raise Interrupted on all ranks as soon as one is asked to end."""

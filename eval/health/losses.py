@@ -44,8 +44,12 @@ class LossWindow:
     def _score(self, loss: float) -> float | None:
         if len(self.normal) < MIN_HISTORY:
             return None
-        median = float(np.median(self.normal))
-        spread = NORMAL * float(np.median(np.abs(np.asarray(self.normal) - median)))
+        losses = np.asarray(self.normal)
+        x = np.arange(len(losses)) - len(losses)  # the step to be told is at 0
+        slope = np.polyfit(x, losses, 1)[0]
+        level = losses - slope * x  # without the descent, which would hide a spike in its spread
+        median = float(np.median(level))
+        spread = NORMAL * float(np.median(np.abs(level - median)))
         return (loss - median) / max(spread, SMALLEST_SPREAD * abs(median), 1e-12)
 
     def figures(self) -> dict:

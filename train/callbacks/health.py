@@ -1,5 +1,5 @@
 """The tier `health`: looks at a step from both sides, and adds what it saw to the step's row."""
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 
 import numpy as np
@@ -11,6 +11,9 @@ from data.manifest import Manifest
 from eval.health.layers import LayerWatch, Watched
 from eval.health.losses import LossWindow
 from eval.health.probe import Probe, probe_ids
+from eval.health.rules.base import Event, Facts
+from eval.health.rules.engine import Rules
+from eval.metrics import unigram_losses
 from model.gpt import GPT
 from parallel.mesh import Mesh
 from train.build import build_probe_step
@@ -36,16 +39,32 @@ class Health(Callback):
         self.step, self.watch, self.probe = last_step, watch, probe
         self.window = LossWindow(self.settings.window, self.settings.spike_z)
         self.board: TensorBoard | None = None
+        self.rules: Rules | None = None
+        self.tell: Callable[[list[Event]], None] = lambda events: None
         self.layers: dict[int, dict] = {}  # step -> layer -> figures, until its row comes by
 
     def due(self, step: int) -> bool:
         """Whether this step is looked at."""
         return step % self.settings.every_steps == 0
 
-    def remember(self, rows: Iterable[dict]) -> None:
-        """Rows of an earlier start: what spikes are told by."""
+    def follow(self, rules: Rules, rows: Iterable[dict], tell: Callable[[list[Event]], None]) -> None:
+        """Hold the steps against rules, on one rank.
+
+        Args:
+            rows: of an earlier start, by which spikes and the rest are told. Their events were told then; what goes on is told
+                again.
+            tell: is given what was broken.
+        """
+        self.rules = rules
         for row in rows:
-            self.window.add(row["loss"], row["overflow"])
+            self.see(row)
+        rules.quiet_until.clear()
+        self.tell = tell
+
+    def see(self, row: dict) -> list[Event]:
+        """What a step's row breaks."""
+        self.window.add(row["loss"], row["overflow"])
+        return self.rules.see({**row, "loss_z": self.window.z}) if self.rules else []
 
     def warm_up(self) -> None:
         """Compile; say it if there is less to look at than the config asks for."""
@@ -83,12 +102,15 @@ class Health(Callback):
         return figures
 
     def examine(self, rows: list[dict]) -> None:
-        """Follow the loss; add `health` to the rows of the steps that were looked at."""
+        """Follow the loss; add `health` to the rows of the steps that were looked at; tell what rules are broken."""
         for row in rows:
-            self.window.add(row["loss"], row["overflow"])
+            if layers := self.layers.pop(row["step"], {}):
+                row["health"] = {"layers": layers}
+            events = self.see(row)
             if self.due(row["step"]):
                 row["health"] = {**self.window.figures(), "lr_expected": learning_rate(self.config.train, row["step"] - 1),
-                                 "layers": self.layers.pop(row["step"], {})}
+                                 "layers": layers}
+            self.tell(events)
 
 
 def clip_factor(norm: float, clip_norm: float | None) -> float:
@@ -117,6 +139,14 @@ def build_health(clock: Clock, config: RunConfig, last_step: int, step: TrainSte
                    for weight, moment in zip(step.weights, optimizer.moment1, strict=True)]
         watch = LayerWatch(watched, config.model.num_layers, config.train.betas[0], everywhere=cut is not None)
     return Health(clock, config, last_step, watch, build_probe(config, gpt, mesh, cut, manifest) if watch else None)
+
+
+def build_rules(config: RunConfig) -> Rules:
+    """The rules of health.rules for a run whose data is prepared."""
+    counts = np.load(config.data.prepared_dir / "token_counts.npy")
+    unigram = float((counts * unigram_losses(counts)).sum() / counts.sum())
+    return Rules(config.health.rules,
+                 Facts(unigram, config.train.warmup_steps, lambda step: learning_rate(config.train, step - 1)))
 
 
 def build_probe(config: RunConfig, gpt: GPT, mesh: Mesh, cut: Cut | None, manifest: Manifest) -> Probe | None:

@@ -28,17 +28,17 @@ class Save(Callback):
         super().__init__()
         self.clock, self.monitor, self.capture, self.saver, self.config = clock, monitor, capture, saver, config
         self.triggers, self.steps, self.milestones, self.writes = triggers, steps, milestones, writes
-        self.interrupted = False
+        self.interrupted = self.halted = False
 
     def on_train_step_end(self, run_context):
         self.saver.check()
         self.report()
         step, wish = self.monitor.step, self.triggers.agreed()
-        if wish.save or wish.stop or self.steps(step) or step in self.milestones:
+        if wish.save or wish.stop or wish.halt or self.steps(step) or step in self.milestones:
             self.monitor.sync()  # a resume from this checkpoint relies on the figures of the steps before it
             self.save(step)
-        if wish.stop:
-            self.interrupted = True
+        self.halted, self.interrupted = wish.halt, wish.stop and not wish.halt
+        if wish.stop or wish.halt:
             run_context.request_stop()
 
     def save(self, step: int) -> None:

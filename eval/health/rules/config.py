@@ -1,0 +1,62 @@
+"""The section `health.rules`: of each rule its level, threshold and window."""
+from typing import Literal
+
+from pydantic import Field, create_model
+
+from parallel.config import Section
+
+Level = Literal["off", "note", "warn", "stop"]
+
+
+class RuleConfig(Section):
+    """A rule; what threshold and window mean is in the rule's description.
+
+    Levels: note and warn are told; stop also saves and ends the run, with exit code 3.
+    """
+
+    level: Level
+    threshold: float = Field(gt=0.0)
+    window: int = Field(ge=1)
+
+
+def _rule(name: str, level: Level, threshold: float, window: int, meaning: str) -> type[RuleConfig]:
+    """A RuleConfig with defaults of its own, so that a config file may set any of the three alone."""
+    return create_model(name, __base__=RuleConfig, __doc__=meaning, level=(Level, level),
+                        threshold=(float, Field(threshold, gt=0.0)), window=(int, Field(window, ge=1)))
+
+
+LossSpike = _rule("LossSpike", "warn", 8.0, 50, "a loss this many robust standard deviations above the level of health.window")
+LossVariance = _rule("LossVariance", "warn", 4.0, 50, "the spread of the loss over a window against that over the one before")
+LearningNothing = _rule("LearningNothing", "warn", 0.2, 50, "a window of losses, none by this many nats below the unigram's")
+GradientExplosion = _rule("GradientExplosion", "warn", 20.0, 100, "a gradient norm this many times the window's median")
+GradientVanishing = _rule("GradientVanishing", "warn", 1e-3, 100, "a gradient norm below this share of the window's median")
+OverflowStreak = _rule("OverflowStreak", "stop", 20.0, 50, "steps in a row that were skipped since gradients were not finite")
+OverflowRate = _rule("OverflowRate", "warn", 0.1, 100, "share of a window's steps that were skipped")
+LearningRate = _rule("LearningRate", "stop", 1e-3, 50, "relative distance of the learning rate from its schedule")
+DeadLayer = _rule("DeadLayer", "warn", 1e-12, 200, "a layer whose gradient's norm or whose update / weights is not above this")
+UpdateRatio = _rule("UpdateRatio", "warn", 0.1, 200, "update / weights of a layer in one step, above this")
+ActivationDrift = _rule("ActivationDrift", "warn", 10.0, 500, "a block's output spread this many times that of the first look")
+Saturation = _rule("Saturation", "warn", 0.9, 500, "share of a block's values around the GELU that are nothing or saturated")
+AttentionCollapse = _rule("AttentionCollapse", "warn", 0.02, 500, "a head's attention entropy, of 1 at most, below this")
+Throughput = _rule("Throughput", "note", 0.5, 100, "tokens/s below this share of the window's median")
+MemoryGrowth = _rule("MemoryGrowth", "warn", 1.3, 500, "memory this many times that of a window before")
+
+
+class RulesConfig(Section):
+    """What is told or stops the run; see eval/README.md for each rule."""
+
+    loss_spike: LossSpike = LossSpike()
+    loss_variance: LossVariance = LossVariance()
+    learning_nothing: LearningNothing = LearningNothing()
+    gradient_explosion: GradientExplosion = GradientExplosion()
+    gradient_vanishing: GradientVanishing = GradientVanishing()
+    overflow_streak: OverflowStreak = OverflowStreak()
+    overflow_rate: OverflowRate = OverflowRate()
+    learning_rate: LearningRate = LearningRate()
+    dead_layer: DeadLayer = DeadLayer()
+    update_ratio: UpdateRatio = UpdateRatio()
+    activation_drift: ActivationDrift = ActivationDrift()
+    saturation: Saturation = Saturation()
+    attention_collapse: AttentionCollapse = AttentionCollapse()
+    throughput: Throughput = Throughput()
+    memory_growth: MemoryGrowth = MemoryGrowth()

@@ -1,0 +1,179 @@
+"""Rules over the figures of every step."""
+from collections import deque
+from statistics import median
+
+import numpy as np
+
+from eval.health.losses import NORMAL
+from eval.health.rules.base import Facts, Rule, finite
+from eval.health.rules.config import RuleConfig
+
+FEWEST = 20  # values that a median, a spread or a share is told from
+
+
+class LossSpike(Rule):
+    """By the robust score of the row's loss, `loss_z` (see eval.health.losses)."""
+
+    def see(self, row: dict) -> str | None:
+        z = row.get("loss_z")
+        if z is None or z < self.limit:
+            return None
+        return (f"loss {row['loss']:.3f} is {z:.0f} robust standard deviations above the median. Look at the data of this step; "
+                "if it comes again, lower train.lr or train.clip_norm")
+
+
+class LossVariance(Rule):
+    """Of two windows, next to each other: the spread around each one's own straight line, so that a steep descent is none."""
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.losses: deque[float] = deque(maxlen=2 * max(self.window, FEWEST))
+
+    def see(self, row: dict) -> str | None:
+        if not finite(row["loss"]):
+            return None
+        self.losses.append(row["loss"])
+        if len(self.losses) < self.losses.maxlen:
+            return None
+        before, now = (self._spread(part) for part in np.split(np.array(self.losses), 2))
+        if now < self.limit * max(before, 1e-3):
+            return None
+        return (f"the loss's spread over {len(self.losses) // 2} steps grew from {before:.3f} to {now:.3f}. Lower train.lr, or "
+                "raise train.global_batch_size")
+
+    @staticmethod
+    def _spread(losses: np.ndarray) -> float:
+        x = np.arange(len(losses))
+        rest = losses - np.polyval(np.polyfit(x, losses, 1), x)
+        return NORMAL * float(np.median(np.abs(rest - np.median(rest))))  # which a single spike leaves alone
+
+
+class LearningNothing(Rule):
+    """The loss stays where a model is that knows no context."""
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.level, self.warmup, self.count = facts.unigram - setting.threshold, facts.warmup_steps, 0
+
+    def see(self, row: dict) -> str | None:
+        self.count = self.count + 1 if finite(row["loss"]) and row["loss"] > self.level else 0
+        if self.count < self.window or row["step"] < self.warmup:
+            return None
+        return (f"for {self.count} steps the loss has not come below {self.level:.2f}, about that of a model that knows no more "
+                "than how frequent tokens are. Check that labels are the next tokens, that the data is text, and train.lr")
+
+
+class GradientExplosion(Rule):
+    """Above the running median of norms that were none themselves."""
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.norms: deque[float] = deque(maxlen=max(self.window, FEWEST))
+
+    def see(self, row: dict) -> str | None:
+        norm = row["grad_norm"]
+        if not finite(norm):
+            return None
+        if len(self.norms) >= FEWEST and norm > self.limit * (usual := median(self.norms)):
+            return (f"the gradient's norm is {norm:.3g}, {norm / max(usual, 1e-30):.0f} times the usual {usual:.3g}. Look at the "
+                    "data of this step; keep train.clip_norm near the usual norm")
+        self.norms.append(norm)
+        return None
+
+
+class GradientVanishing(Rule):
+    """Below a share of the running median."""
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.norms: deque[float] = deque(maxlen=max(self.window, FEWEST))
+
+    def see(self, row: dict) -> str | None:
+        norm = row["grad_norm"]
+        if not finite(norm):
+            return None
+        usual = median(self.norms) if self.norms else 0.0
+        if norm == 0 or len(self.norms) >= FEWEST and norm < self.limit * usual:
+            return (f"the gradient's norm is {norm:.3g}, usually {usual:.3g}: hardly anything is learned. Look at the layers' "
+                    "gradients and saturation; check the initialisation and the loss scale")
+        self.norms.append(norm)
+        return None
+
+
+class OverflowStreak(Rule):
+    """Steps that were skipped one after the other."""
+
+    count = 0
+
+    def see(self, row: dict) -> str | None:
+        self.count = self.count + 1 if row["overflow"] else 0
+        if self.count < self.limit:
+            return None
+        return (f"{self.count} steps in a row were skipped, since gradients were not finite; the loss scale is "
+                f"{row['loss_scale']:g}. Look for a NaN in data or weights, and for the layer whose activations grew; start "
+                "again from a checkpoint before")
+
+
+class OverflowRate(Rule):
+    """Share of the steps that were skipped."""
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.skipped: deque[bool] = deque(maxlen=max(self.window, FEWEST))
+
+    def see(self, row: dict) -> str | None:
+        self.skipped.append(row["overflow"])
+        rate = sum(self.skipped) / len(self.skipped)
+        if len(self.skipped) < self.skipped.maxlen or rate <= self.limit:
+            return None
+        return (f"{rate:.0%} of the last {len(self.skipped)} steps were skipped, since gradients were not finite. Lower "
+                "precision.loss_scale.max or train.lr")
+
+
+class LearningRate(Rule):
+    """Against the schedule, computed apart."""
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.expected = facts.expected_lr
+
+    def see(self, row: dict) -> str | None:
+        expected = self.expected(row["step"])
+        if abs(row["lr"] - expected) <= self.limit * max(abs(expected), 1e-12):
+            return None
+        return (f"the learning rate is {row['lr']:.3g}, the schedule says {expected:.3g}: a resume from a checkpoint of another "
+                "schedule, or a broken step counter")
+
+
+class Throughput(Rule):
+    """Against the running median."""
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.speeds: deque[float] = deque(maxlen=max(self.window, FEWEST))
+
+    def see(self, row: dict) -> str | None:
+        speed = row["tokens_per_second"]
+        if not finite(speed):
+            return None
+        usual = median(self.speeds) if len(self.speeds) >= FEWEST else 0.0
+        self.speeds.append(speed)
+        if speed >= self.limit * usual:
+            return None
+        return (f"{speed:,.0f} tokens/s, usually {usual:,.0f}. See data_wait, other loads on the machine, and "
+                "train.supervise --status for a slow rank")
+
+
+class MemoryGrowth(Rule):
+    """Against a window before."""
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.sizes: deque[int] = deque(maxlen=self.window + 1)
+
+    def see(self, row: dict) -> str | None:
+        self.sizes.append(row["memory_bytes"])
+        if len(self.sizes) < self.sizes.maxlen or self.sizes[-1] < self.limit * self.sizes[0]:
+            return None
+        return (f"memory grew from {self.sizes[0] / 1e9:.2f} to {self.sizes[-1] / 1e9:.2f} GB in {self.window} steps. Look for "
+                "what is kept: outputs, logs, callbacks")

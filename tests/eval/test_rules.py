@@ -1,0 +1,114 @@
+"""Health rules on the recorded figures of a real run (golden/healthy_run.jsonl: 400 steps of the smoke run), and on sick ones."""
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from eval.config import HealthConfig
+from eval.health.losses import LossWindow
+from eval.health.rules.base import Facts
+from eval.health.rules.config import RulesConfig
+from eval.health.rules.engine import RULES, Rules
+
+HEALTHY = [json.loads(line) for line in
+           (Path(__file__).parents[1] / "golden" / "healthy_run.jsonl").read_text(encoding="utf-8").splitlines()]
+FACTS = Facts(unigram=math.log(685), warmup_steps=40, expected_lr=lambda step: HEALTHY[step - 1]["lr"])
+SETTINGS = HealthConfig()
+
+
+def events(rows, config=SETTINGS.rules, facts=FACTS):
+    """As the tier gives the rows to the rules."""
+    rules, window, found = Rules(config, facts), LossWindow(SETTINGS.window, SETTINGS.spike_z), []
+    for row in rows:
+        window.add(row["loss"], row["overflow"])
+        found += rules.see({**row, "loss_z": window.z})
+    return found
+
+
+def sick(change, first=200, last=400):
+    """The healthy run with rows first..last changed in place."""
+    rows = copy.deepcopy(HEALTHY)
+    for row in rows[first - 1:last]:
+        change(row)
+    return rows
+
+
+def layers(name, key, value):
+    """Change one figure of one layer where there are any."""
+    def change(row):
+        if "health" in row:
+            row["health"]["layers"][name][key] = value
+    return change
+
+
+def test_a_healthy_run_is_silent():
+    assert events(HEALTHY) == []
+
+
+@pytest.mark.parametrize("rule, rows, first", [
+    ("loss_spike", sick(lambda row: row.update(loss=row["loss"] + 3.0), 250, 250), 250),
+    ("loss_variance", sick(lambda row: row.update(loss=row["loss"] + (1.5 if row["step"] % 2 else -1.5))), (201, 260)),
+    ("learning_nothing", sick(lambda row: row.update(loss=6.5 + row["step"] % 3 / 10), 1), 50),
+    ("gradient_explosion", sick(lambda row: row.update(grad_norm=row["grad_norm"] * 1e4), 300, 300), 300),
+    ("gradient_vanishing", sick(lambda row: row.update(grad_norm=row["grad_norm"] * 1e-5), 300), 300),
+    ("gradient_vanishing", sick(lambda row: row.update(grad_norm=0.0), 1), 1),
+    ("overflow_streak", sick(lambda row: row.update(overflow=True, grad_norm=None)), 219),
+    ("overflow_rate", sick(lambda row: row.update(overflow=row["step"] % 5 == 0)), (250, 300)),
+    ("learning_rate", sick(lambda row: row.update(lr=row["lr"] * 1.01), 321), 321),
+    ("dead_layer", sick(layers("block_02", "grad_norm", 0.0)), 200),
+    ("dead_layer", sick(layers("norm", "update_ratio", 0.0)), 200),
+    ("update_ratio", sick(layers("embedding", "update_ratio", 0.3)), 200),
+    ("activation_drift", sick(layers("block_01", "std", 40.0)), 200),
+    ("saturation", sick(layers("block_03", "zeros", 0.95)), 200),
+    ("saturation", sick(layers("block_03", "saturated", 0.95)), 200),
+    ("attention_collapse", sick(layers("block_00", "attention_entropy_min", 0.001)), 200),
+    ("throughput", sick(lambda row: row.update(tokens_per_second=2000.0), 333, 340), 333),
+])
+def test_each_rule_fires_where_it_is_broken_and_no_other_stops(rule, rows, first):
+    found = events(rows)
+    mine = [event for event in found if event.rule == rule]
+    low, high = first if isinstance(first, tuple) else (first, first)
+    assert mine and low <= mine[0].step <= high, found
+    assert mine[0].level == getattr(SETTINGS.rules, rule).level and len(mine[0].message) > 60
+    assert not [event for event in found if event.level == "stop" and event.rule != rule]
+
+
+def test_memory_that_grows():
+    rows = [{**row, "step": i + 1, "memory_bytes": int(1e9 * (1 + i / 1000))} for i, row in enumerate(HEALTHY * 2)]
+    facts = Facts(FACTS.unigram, 40, lambda step: rows[step - 1]["lr"])
+    (event,) = [e for e in events(rows, facts=facts) if e.rule == "memory_growth"]
+    assert event.step == 501 and "from 1.00 to 1.50 GB" in event.message
+    flat = [{**row, "memory_bytes": 10**9} for row in rows]
+    assert not [e for e in events(flat, facts=facts) if e.rule == "memory_growth"]
+
+
+def test_what_goes_on_is_told_once_in_each_window():
+    rows = sick(lambda row: row.update(grad_norm=row["grad_norm"] * 1e3), 150, 380)
+    assert [event.step for event in events(rows) if event.rule == "gradient_explosion"] == [150, 250, 350]
+
+
+def test_what_is_not_finite_is_no_spike_and_breaks_nothing_else():
+    rows = sick(lambda row: row.update(loss=None, grad_norm=math.nan, overflow=True), 200, 210)
+    assert [event.rule for event in events(rows)] in ([], ["overflow_rate"])
+
+
+def test_levels_and_thresholds_are_the_users():
+    rows = sick(lambda row: row.update(grad_norm=row["grad_norm"] * 1e4), 300, 300)
+    stops = RulesConfig(gradient_explosion={"level": "stop"})
+    assert stops.gradient_explosion.threshold == 20.0 and events(rows, stops)[0].level == "stop"
+    assert events(rows, RulesConfig(gradient_explosion={"level": "off"})) == []
+    assert events(rows, RulesConfig(gradient_explosion={"threshold": 1e6})) == []
+    with pytest.raises(ValidationError):
+        RulesConfig(gradient_explosion={"level": "panic"})
+    with pytest.raises(ValidationError):
+        RulesConfig(gradient_explosions={})
+
+
+def test_every_rule_has_settings_and_is_explained():
+    assert set(RULES) == set(RulesConfig.model_fields)
+    text = (Path(__file__).parents[2] / "eval" / "README.md").read_text(encoding="utf-8")
+    for name, one in RulesConfig():
+        assert f"| `{name}` | {one.level} |" in text and type(one).__doc__ in text, name

@@ -1,0 +1,64 @@
+"""What a health rule found: to the console, events.jsonl, TensorBoard, and a command of the user's."""
+import contextlib
+import json
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+from ckpt import store
+from eval.health.rules.base import Event
+from train.console import say, shown
+from train.metrics_log import MetricsLog
+from train.nodes import fence
+from train.reports import INDENT
+from train.tensorboard import TensorBoard
+from train.triggers import Triggers
+
+
+class Events:
+    """Tells events, once each: those of an earlier start's steps that come again are told again.
+
+    Args:
+        folder: the run's.
+        command: for a shell; it is given the event as JSON on its standard input, and nobody waits for it.
+        triggers: where an event of level stop asks for the run's end.
+    """
+
+    def __init__(self, folder: Path, last_step: int, board: TensorBoard, command: str | None, triggers: Triggers):
+        self.folder, self.board, self.command, self.triggers = folder, board, command, triggers
+        self.log = MetricsLog(folder / "events.jsonl", last_step, fence(folder))
+        self.running: list[subprocess.Popen] = []
+        self.reason = ""
+
+    def tell(self, events: list[Event]) -> None:
+        """Say each; ask for the end of the run if one is of that level."""
+        for event in events:
+            self.log.write([asdict(event)])
+            say(f"{INDENT}{event.level}   {event.rule} at step {event.step}: {event.message}")
+            self.board.text(event.step, f"events/{event.rule}", f"**{event.level}** {event.message}")
+            if self.command:
+                self._run(event)
+            if event.level == "stop" and not self.triggers.halt:
+                self.triggers.halt = True
+                self.reason = f"{event.rule} at step {event.step}: {event.message}. {self._before(event.step)}"
+
+    def _before(self, step: int) -> str:
+        """The last checkpoint before a step."""
+        root = self.folder / "checkpoints"
+        good = [folder for folder in store.steps(root) if store.read_state(folder)["step"] < step]
+        return f"The last checkpoint before it is {shown(good[-1])}" if good else "There is no checkpoint before it"
+
+    def _run(self, event: Event) -> None:
+        for process in [p for p in self.running if p.poll() is not None]:
+            self.running.remove(process)
+            if process.returncode:
+                say(f"{INDENT}note   health.on_event ended with exit code {process.returncode}")
+        try:
+            process = subprocess.Popen(["sh", "-c", self.command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL, text=True)
+            self.running.append(process)
+            with contextlib.suppress(BrokenPipeError):  # it need not read what it is given
+                process.stdin.write(json.dumps(asdict(event)) + "\n")
+                process.stdin.close()
+        except OSError as error:  # a command that cannot be told must not end the training
+            say(f"{INDENT}note   health.on_event could not be run: {error}")
