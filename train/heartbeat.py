@@ -9,14 +9,9 @@ from mindspore.train import Callback
 
 from train.callbacks.monitor import memory_bytes
 from train.clock import Clock
+from train.signs import path_of
 
-FOLDER = "heartbeat"
 SECONDS = 1.0  # between two signs of the same phase
-
-
-def path_of(run_folder: Path, rank: int) -> Path:
-    """Where a rank leaves its signs."""
-    return run_folder / FOLDER / f"rank_{rank}.json"
 
 
 class Heartbeat(Callback):
@@ -60,14 +55,3 @@ class Heartbeat(Callback):
         self.ended = time.perf_counter()
         self.step_seconds = self.ended - self.began
         self.beat("step")
-
-
-def read(run_folder: Path) -> list[dict]:
-    """The signs of all ranks, by rank; what cannot be read is left out."""
-    found = []
-    for path in (run_folder / FOLDER).glob("rank_*.json"):
-        try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            continue  # it is being replaced
-    return sorted(found, key=lambda sign: sign["rank"])

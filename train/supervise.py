@@ -12,17 +12,14 @@ import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import psutil
 
 from parallel import config_file
 from parallel.errors import UserError
@@ -31,12 +28,12 @@ from train.checks import plan
 from train.config import RunConfig, SuperviseConfig, load_config
 from train.launch import read_topology
 from train.nodes import AGREED, NUMBER, Nodes
+from train.signs import RankWatch, read, slow_ranks
 from train.workers import Topology
 
 STATE = "supervise.json"
 FINAL = (0, 2, 3, 4)  # exit codes after which nothing is started again
 POLL = 0.5  # seconds
-SLOW_POLLS = 10  # in a row, before a rank is called slow
 GRACE = 60.0  # seconds for the launcher to end its workers
 FAILED = re.compile(r"rank (\d+) (?:failed first|ended) \((.+?)\)")
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # such an end says nothing of the step at which it came
@@ -102,12 +99,12 @@ class Supervisor:
 
     def __init__(self, config: RunConfig, command: Callable[[bool], list[str]], topology: Topology | None = None):
         self.folder, self.settings, self.command = config.run.folder, config.supervise, command
-        self.ranks = topology.ranks if topology else None
+        self.watch = RankWatch(self.folder, self.settings, topology.ranks if topology else None)
         self.nodes = Nodes(self.folder, *((topology.node_rank, topology.nodes) if topology else (0, 1)),
                            config.supervise.lease_seconds)
         self.starts: list[Start] = []
         self.signals: list[int] = []
-        self.seen: dict[int, tuple[dict, float]] = {}  # rank -> its sign of life, and when that was first seen so
+        self.written: tuple[str, float] = "", 0.0
 
     def run(self) -> int:
         """Until the end. Returns the exit code."""
@@ -183,11 +180,7 @@ class Supervisor:
 
     def once(self, number: int) -> Start:
         """Start the job's part on this node, and watch it until it has ended."""
-        from train.heartbeat import FOLDER
-        for left_over in (self.folder / FOLDER).glob("rank_*"):
-            if self.ours(int(re.sub(r"\D", "", left_over.name))):
-                left_over.unlink()
-        self.seen, self.slow = {}, Counter()
+        self.watch.begin()
         start = Start(time.time(), time.monotonic())
         self.starts.append(start)
         lines: deque[str] = deque(maxlen=60)
@@ -201,9 +194,10 @@ class Supervisor:
             if len(self.signals) > told:
                 told = len(self.signals)
                 process.send_signal(self.signals[-1])
-            if end := self.hung() or self.nodes.why_end():
+            if end := self.watch.hung() or self.nodes.why_end():
                 break
-            self.tell_slow()
+            for rank in self.watch.newly_slow() if self.nodes.node == 0 else ():
+                _say(f"rank {rank} is slow: the others wait for its host (data, checkpoints, another load on its machine?)")
             self.write("running")
             time.sleep(POLL)
         if end:
@@ -238,47 +232,9 @@ class Supervisor:
         """The first of some nodes whose part has failed, and how."""
         return next(((n, end) for n in nodes if (end := self.nodes.end_of(n)) and end["code"] not in AGREED), None)
 
-    def ours(self, rank: int) -> bool:
-        """Whether a rank runs on this node."""
-        return self.ranks is None or rank in self.ranks
-
-    def signs(self) -> list[dict]:
-        """Of the ranks of this node."""
-        from train.heartbeat import read
-        return [sign for sign in read(self.folder) if self.ours(sign["rank"])]
-
-    def tell_slow(self) -> None:
-        """Node 0: name a rank that has kept the others waiting for a while, once in a start."""
-        from train.heartbeat import read
-        if self.nodes.node:
-            return
-        slow = slow_ranks(read(self.folder))
-        self.slow = Counter({rank: n for rank, n in self.slow.items() if rank in slow or n >= SLOW_POLLS})
-        for rank in slow:
-            self.slow[rank] += 1
-            if self.slow[rank] == SLOW_POLLS:
-                _say(f"rank {rank} is slow: the others wait for its host (data, checkpoints, another load on its machine?)")
-
-    def hung(self) -> str:
-        """Which rank has given no sign for longer than its phase may take; "" if none. The clock on the wall plays no part."""
-        limits = {"start": self.settings.start_minutes, "step": self.settings.step_minutes, "eval": self.settings.eval_minutes,
-                  "ckpt": self.settings.ckpt_minutes}
-        now, silent = time.monotonic(), []
-        for sign in self.signs():
-            if self.seen.get(sign["rank"], ({},))[0] != sign:
-                self.seen[sign["rank"]] = sign, now
-            if (age := now - self.seen[sign["rank"]][1]) > 60 * limits[sign["phase"]]:
-                silent.append((sign["step"], -age, sign))
-        if not silent:
-            return ""
-        # The others wait for the one that hangs, and are as silent as it is; a process that is stopped gives itself away.
-        _, age, first = min(silent, key=lambda found: (not _stopped(found[2]["pid"]), *found[:2]))
-        how = "stopped by a signal, " if _stopped(first["pid"]) else ""
-        return f"rank {first['rank']} hung (phase {first['phase']}, {how}no sign for {-age:.0f} s)"
-
     def explain(self, start: Start, end: str) -> None:
         """Which rank failed first, where, and with what; end: why it was ended from here, if it was."""
-        start.step = max((s["step"] for s in self.signs()), default=None)
+        start.step = max((s["step"] for s in self.watch.signs()), default=None)
         if end:
             start.reason = end.partition(" (phase")[0]
             start.rank = int(found[1]) if (found := re.match(r"(?:node \d+: )?rank (\d+)", end)) else None
@@ -310,19 +266,15 @@ class Supervisor:
         return not self.signals
 
     def write(self, state: str) -> None:
-        """supervise.json, by node 0."""
-        if self.nodes.node == 0:
-            content = {"state": state, "pid": os.getpid(), "time": time.time(), "starts": [asdict(s) for s in self.starts]}
-            with contextlib.suppress(OSError):  # a full disk must not end what keeps the run alive
-                replace_text(self.folder / STATE, json.dumps(content, indent=1) + "\n")
-
-
-def _stopped(pid: int) -> bool:
-    """Whether a process was stopped, by SIGSTOP or a debugger."""
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        return False
+        """supervise.json, by node 0: when there is something new, and now and then."""
+        starts = [asdict(s) for s in self.starts]
+        told, now = f"{state} {starts}", time.monotonic()
+        if self.nodes.node or told == self.written[0] and now - self.written[1] < 10.0:
+            return
+        self.written = told, now
+        content = {"state": state, "pid": os.getpid(), "time": time.time(), "starts": starts}
+        with contextlib.suppress(OSError):  # a full disk must not end what keeps the run alive
+            replace_text(self.folder / STATE, json.dumps(content, indent=1) + "\n")
 
 
 def _copy(stream, lines: deque) -> None:
@@ -344,7 +296,6 @@ def _end(process: subprocess.Popen) -> None:
 
 def status(folder: Path, settings: SuperviseConfig) -> str:
     """What has happened to a run, and what its ranks are doing. Raises UserError if it was never supervised."""
-    from train.heartbeat import read
     try:
         found = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -361,15 +312,6 @@ def status(folder: Path, settings: SuperviseConfig) -> str:
         lines.append(f"  rank {s['rank']}: {s['phase']}, step {s['step']}, {now - s['time']:.0f} s ago, "
                      f"{s['memory_bytes'] / 1e9:.1f} GB{mark}")
     return "\n".join(lines)
-
-
-def slow_ranks(signs: list[dict]) -> list[int]:
-    """Ranks whose host keeps the others waiting: between two steps more than twice the median, and a tenth of a step at least."""
-    known = [s for s in signs if s["host_seconds"] is not None and s["step_seconds"] is not None]
-    if len(known) < 2:
-        return []
-    median = statistics.median_low([s["host_seconds"] for s in known])
-    return [s["rank"] for s in known if s["host_seconds"] > 2 * median and s["host_seconds"] > 0.1 * s["step_seconds"]]
 
 
 def _say(text: str) -> None:

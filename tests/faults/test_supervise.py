@@ -18,8 +18,9 @@ from mindspore.dataset import MindDataset
 from ckpt import store
 from parallel.errors import UserError
 from tests.conftest import exact, metrics
-from train.heartbeat import Heartbeat, path_of, read
-from train.supervise import STATE, Supervisor, slow_ranks, status
+from train.heartbeat import Heartbeat
+from train.signs import path_of, read, slow_ranks
+from train.supervise import STATE, Supervisor, status
 
 ROOT = Path(__file__).parents[2]
 
