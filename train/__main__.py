@@ -1,4 +1,4 @@
-"""python -m train --config C [--set key=value ...] [--print-config]: train in this process (one rank)."""
+"""python -m train --config C [--set key=value ...] [--print-config | --advise-clip]: train in this process (one rank)."""
 import argparse
 import errno
 import os
@@ -8,6 +8,7 @@ import sys
 from ckpt.writing import SaveError
 from parallel import config_file
 from parallel.errors import UserError
+from train.advise_clip import advise
 from train.checks import plan
 from train.config import load_config
 
@@ -20,11 +21,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m train", description="Train in this process, as one rank.")
     config_file.add_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="show the whole config with all defaults, and end")
+    parser.add_argument("--advise-clip", action="store_true", help="show where this run's gradient norms lie, and end")
     options = parser.parse_args(arguments)
     try:
         config = load_config(options.config, options.overrides)
         if options.print_config:
             print(config_file.dump(config), end="")
+            return 0
+        if options.advise_clip:
+            print(advise(config))
             return 0
         if "RANK_SIZE" not in os.environ:  # train.launch has done it for its workers
             plan(config, 1, 0)

@@ -35,7 +35,9 @@ class TrainConfig(Section):
         "auto", description="samples that one rank computes at once; auto: its share of the batch / num_micro_batches")
     lr: float = Field(1e-3, gt=0.0, description="peak learning rate")
     min_lr: float = Field(0.0, ge=0.0, description="floor of the schedule")
-    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="shape after the warm-up")
+    schedule: Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"] = Field(
+        "cosine", description="shape after the warm-up; wsd: constant, then linear decay")
+    decay_fraction: float = Field(0.1, gt=0.0, le=1.0, description="wsd: share of the steps after the warm-up that decay")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     weight_decay: float = Field(0.1, ge=0.0, description="decoupled; not on biases and norms")
     betas: tuple[float, float] = Field((0.9, 0.95), strict=False, description="AdamW's decay of the two moments")

@@ -10,14 +10,24 @@ from train.config import TrainConfig
 
 def learning_rate(config: TrainConfig, step: int) -> float:
     """What `Schedule` gives for the step after `step` updates, computed apart from it: to hold a run's rate against."""
-    share = min(max((step - config.warmup_steps) / max(1, config.total_steps - config.warmup_steps), 0.0), 1.0)
-    shape = {"constant": 1.0, "linear": 1.0 - share, "cosine": 0.5 + 0.5 * math.cos(share * math.pi)}[config.schedule]
-    floor = config.lr if config.schedule == "constant" else config.min_lr
-    return (floor + (config.lr - floor) * shape) * min((step + 1) / max(config.warmup_steps, 1), 1.0)
+    warmup, f = config.warmup_steps, config.decay_fraction
+    share = min(max((step - warmup) / max(1, config.total_steps - warmup), 0.0), 1.0)
+    if config.schedule == "inverse_sqrt":
+        rate = max(config.min_lr, config.lr * math.sqrt(max(warmup, 1) / max(step + 1, warmup, 1)))
+    else:
+        shape = {"constant": 1.0, "linear": 1.0 - share, "cosine": 0.5 + 0.5 * math.cos(share * math.pi),
+                 "wsd": 1.0 - max(0.0, (share - (1.0 - f)) / f)}[config.schedule]
+        floor = config.lr if config.schedule == "constant" else config.min_lr
+        rate = floor + (config.lr - floor) * shape
+    return rate * min((step + 1) / max(warmup, 1), 1.0)
 
 
 class Schedule(LearningRateSchedule):
-    """Linear warm-up to `lr`, then cosine, linear or constant down to `min_lr` at the end of the run.
+    """Linear warm-up to `lr`, then a shape that ends at `min_lr` with the run.
+
+    constant; linear; cosine (Loshchilov and Hutter, arXiv:1608.03983); wsd: constant, and linear over the last `decay_fraction`
+    of the steps after the warm-up (Hu et al., arXiv:2404.06395); inverse_sqrt: lr * sqrt(warmup / step), not below `min_lr`
+    (Vaswani et al., arXiv:1706.03762), which does not know where the run ends.
 
     construct: int32 scalar, the number of updates before this one (0 at the first) -> float32 scalar.
     """
@@ -26,7 +36,9 @@ class Schedule(LearningRateSchedule):
         super().__init__()
         self.peak, self.floor, self.shape = config.lr, config.min_lr, config.schedule
         self.warmup, self.rest = config.warmup_steps, max(1, config.total_steps - config.warmup_steps)
-        self.cos, self.cast, self.minimum, self.maximum = ops.Cos(), ops.Cast(), ops.Minimum(), ops.Maximum()
+        self.decay = config.decay_fraction
+        self.minimum, self.maximum = ops.Minimum(), ops.Maximum()
+        self.cos, self.sqrt, self.cast = ops.Cos(), ops.Sqrt(), ops.Cast()
 
     def construct(self, step):
         step = self.cast(step, ms.float32)
@@ -35,6 +47,11 @@ class Schedule(LearningRateSchedule):
             lr = self.peak + share * 0.0
         elif self.shape == "linear":
             lr = self.peak + (self.floor - self.peak) * share
+        elif self.shape == "wsd":
+            lr = self.peak + (self.floor - self.peak) * self.maximum((share - (1.0 - self.decay)) / self.decay, 0.0)
+        elif self.shape == "inverse_sqrt":
+            first = max(self.warmup, 1)
+            lr = self.maximum(self.peak * self.sqrt(first / self.maximum(step + 1.0, first)), self.floor)
         else:
             lr = self.floor + (self.peak - self.floor) * (0.5 + 0.5 * self.cos(share * math.pi))
         if self.warmup > 0:

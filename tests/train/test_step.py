@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
+from ckpt import store, writing
 from eval.step import EvalStep
 from model.config import ModelConfig
 from model.gpt import GPT, GPTLoss
 from model.init import initialize
 from parallel.mesh import Mesh
-from train.config import LossScaleConfig, TrainConfig
+from train import show_schedule
+from train.config import LossScaleConfig, TrainConfig, load_config
 from train.gradients import LocalGradients
-from train.schedule import Schedule
+from train.schedule import Schedule, learning_rate
 from train.step import TrainStep
 
 MODEL = ModelConfig(vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, seq_length=120, init_std=0.1)
@@ -126,17 +128,37 @@ def test_a_fixed_scale_stays(tmp_path):
     assert [step(Tensor([[v, 0]], ms.int32), places(1))[2].asnumpy().item() for v in (1, 0, 1)] == [8, 8, 8]
 
 
-@pytest.mark.parametrize("shape", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("shape", ["cosine", "linear", "constant", "wsd", "inverse_sqrt"])
 @pytest.mark.parametrize("warmup", [0, 4])
 def test_schedule_by_its_formula(shape, warmup):
-    config = TrainConfig(total_steps=20, lr=2.0, min_lr=0.5, warmup_steps=warmup, schedule=shape)
+    config = TrainConfig(total_steps=20, lr=2.0, min_lr=0.5, warmup_steps=warmup, schedule=shape, decay_fraction=0.25)
     schedule = Schedule(config)
     for step in range(25):
         share = min(max((step - warmup) / (20 - warmup), 0.0), 1.0)
-        lr = {"constant": 2.0, "linear": 2.0 - 1.5 * share, "cosine": 0.5 + 0.75 * (1 + math.cos(math.pi * share))}[shape]
+        lr = {"constant": 2.0, "linear": 2.0 - 1.5 * share, "cosine": 0.5 + 0.75 * (1 + math.cos(math.pi * share)),
+              "wsd": np.interp(share, [0.0, 0.75, 1.0], [2.0, 2.0, 0.5]),
+              "inverse_sqrt": max(0.5, 2.0 * (max(warmup, 1) / max(step + 1, warmup)) ** 0.5)}[shape]
         if warmup:
             lr *= min((step + 1) / warmup, 1.0)
         assert schedule(Tensor(step, ms.int32)).asnumpy() == pytest.approx(lr, rel=1e-5)
+        assert learning_rate(config, step) == pytest.approx(lr, rel=1e-9)
+
+
+def test_the_schedule_is_shown_from_the_newest_checkpoint_on(tiny_yaml, tmp_path, capsys):
+    arguments = ["--config", str(tiny_yaml), "--set", f"run.dir={tmp_path}", "train.schedule=wsd"]
+    assert show_schedule.main(["--steps", "15", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 15 and lines[0].split()[0] == "1"
+    folder = tmp_path / "tiny" / "checkpoints"
+    writing.save(folder, store.Checkpoint({"model": {"w": np.zeros(1, np.float32)}}, {"step": 12}, ""), 1)
+    assert show_schedule.main(arguments) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    config = load_config(tiny_yaml, ["train.schedule=wsd"]).train
+    assert [int(step) for step, _ in rows] == [*range(13, 21)]
+    assert [float(rate) for _, rate in rows] == pytest.approx([learning_rate(config, step) for step in range(12, 20)], rel=1e-5)
+    for wrong in (["--steps", "0"], ["--from-step", "20"], ["--from-step", "-1"]):
+        assert show_schedule.main([*wrong, *arguments]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_the_norm_of_many_values_on_cpu():
