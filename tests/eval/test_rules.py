@@ -65,6 +65,9 @@ def test_a_healthy_run_is_silent():
     ("saturation", sick(layers("block_03", "zeros", 0.95)), 200),
     ("saturation", sick(layers("block_03", "saturated", 0.95)), 200),
     ("attention_collapse", sick(layers("block_00", "attention_entropy_min", 0.001)), 200),
+    ("data_repeated", sick(lambda row: row.update(batch_crc=row["step"] % 50)), 250),
+    ("dominant_token", sick(lambda row: row.update(top_token_share=0.7), 222, 230), 222),
+    ("mostly_padding", sick(lambda row: row.update(padding_share=0.95), 222, 230), 222),
     ("throughput", sick(lambda row: row.update(tokens_per_second=2000.0), 333, 340), 333),
 ])
 def test_each_rule_fires_where_it_is_broken_and_no_other_stops(rule, rows, first):
@@ -83,6 +86,12 @@ def test_memory_that_grows():
     assert event.step == 501 and "from 1.00 to 1.50 GB" in event.message
     flat = [{**row, "memory_bytes": 10**9} for row in rows]
     assert not [e for e in events(flat, facts=facts) if e.rule == "memory_growth"]
+
+
+def test_a_batch_that_comes_again_after_the_window_is_none():
+    rows = [{**row, "batch_crc": row["step"] % 150} for row in HEALTHY]
+    assert [e.step for e in events(rows, RulesConfig(data_repeated={"window": 149}))] == []
+    assert [e.step for e in events(rows, RulesConfig(data_repeated={"window": 150}))] == [151, 301]
 
 
 def test_what_goes_on_is_told_once_in_each_window():

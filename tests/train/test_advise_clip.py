@@ -9,7 +9,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "healthy_run.jsonl"
 
 
 def test_percentiles_of_a_run(tiny_yaml, tmp_path, capsys):
-    command = ["--config", str(tiny_yaml), "--advise-clip", "--set", f"run.dir={tmp_path}", "train.warmup_steps=10", "train.total_steps=200"]
+    command = ["--config", str(tiny_yaml), "--advise-clip", "--set", f"run.dir={tmp_path}", "train.warmup_steps=10",
+               "train.total_steps=200"]
     assert main(command) == 2 and "metrics.jsonl cannot be read" in capsys.readouterr().err
     (tmp_path / "tiny").mkdir()
     path = tmp_path / "tiny" / "metrics.jsonl"

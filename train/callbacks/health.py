@@ -1,4 +1,5 @@
 """The tier `health`: looks at a step from both sides, and adds what it saw to the step's row."""
+import zlib
 from collections.abc import Callable, Iterable
 from itertools import zip_longest
 
@@ -8,6 +9,7 @@ from mindspore.train import Callback
 from ckpt.cut import Cut
 from data.dataset import valid_dataset
 from data.manifest import Manifest
+from data.tokenizer import PAD_ID
 from eval.health.layers import LayerWatch, Watched
 from eval.health.losses import LossWindow
 from eval.health.probe import Probe, probe_ids
@@ -42,6 +44,7 @@ class Health(Callback):
         self.rules: Rules | None = None
         self.tell: Callable[[list[Event]], None] = lambda events: None
         self.layers: dict[int, dict] = {}  # step -> layer -> figures, until its row comes by
+        self.batches: dict[int, dict] = {}  # step -> figures of what it read, likewise
 
     def due(self, step: int) -> bool:
         """Whether this step is looked at."""
@@ -82,6 +85,8 @@ class Health(Callback):
 
     def on_train_step_end(self, run_context):
         self.step += 1
+        if self.rules:
+            self.batches[self.step] = batch_figures(run_context.original_args().train_dataset_element[0].asnumpy())
         if self.watch and self.due(self.step):
             with self.clock.measure("fetch"):  # on an asynchronous device this waits for the step itself
                 _, norm, _, overflow, *_ = (x.asnumpy().item() for x in run_context.original_args().net_outputs)
@@ -104,6 +109,7 @@ class Health(Callback):
     def examine(self, rows: list[dict]) -> None:
         """Follow the loss; add `health` to the rows of the steps that were looked at; tell what rules are broken."""
         for row in rows:
+            row |= self.batches.pop(row["step"], {})
             if layers := self.layers.pop(row["step"], {}):
                 row["health"] = {"layers": layers}
             events = self.see(row)
@@ -111,6 +117,15 @@ class Health(Callback):
                 row["health"] = {**self.window.figures(), "lr_expected": learning_rate(self.config.train, row["step"] - 1),
                                  "layers": layers}
             self.tell(events)
+
+
+def batch_figures(tokens: np.ndarray) -> dict[str, float]:
+    """Of int32 [samples, seq + 1]: batch_crc (CRC-32), top_token_share (of what is no padding), padding_share."""
+    counts = np.bincount(tokens.reshape(-1))
+    padding = int(counts[PAD_ID])
+    counts[PAD_ID] = 0
+    return {"batch_crc": zlib.crc32(tokens.tobytes()), "top_token_share": round(float(counts.max() / max(1, counts.sum())), 4),
+            "padding_share": round(padding / tokens.size, 4)}
 
 
 def clip_factor(norm: float, clip_norm: float | None) -> float:

@@ -38,6 +38,9 @@ UpdateRatio = _rule("UpdateRatio", "warn", 0.1, 200, "update / weights of a laye
 ActivationDrift = _rule("ActivationDrift", "warn", 10.0, 500, "a block's output spread this many times that of the first look")
 Saturation = _rule("Saturation", "warn", 0.9, 500, "share of a block's values around the GELU that are nothing or saturated")
 AttentionCollapse = _rule("AttentionCollapse", "warn", 0.02, 500, "a head's attention entropy, of 1 at most, below this")
+DataRepeated = _rule("DataRepeated", "warn", 1.0, 1000, "a batch that was read so many times in the window already")
+DominantToken = _rule("DominantToken", "warn", 0.5, 100, "share of one token in a batch, padding apart")
+MostlyPadding = _rule("MostlyPadding", "note", 0.9, 100, "share of padding in a batch")
 Throughput = _rule("Throughput", "note", 0.5, 100, "tokens/s below this share of the window's median")
 MemoryGrowth = _rule("MemoryGrowth", "warn", 1.3, 500, "memory this many times that of a window before")
 
@@ -58,5 +61,8 @@ class RulesConfig(Section):
     activation_drift: ActivationDrift = ActivationDrift()
     saturation: Saturation = Saturation()
     attention_collapse: AttentionCollapse = AttentionCollapse()
+    data_repeated: DataRepeated = DataRepeated()
+    dominant_token: DominantToken = DominantToken()
+    mostly_padding: MostlyPadding = MostlyPadding()
     throughput: Throughput = Throughput()
     memory_growth: MemoryGrowth = MemoryGrowth()

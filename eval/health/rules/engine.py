@@ -1,5 +1,5 @@
 """Rules over the rows of a run, in order. A rule that goes on being broken is told once in each of its windows."""
-from eval.health.rules import layers, steps
+from eval.health.rules import data, layers, steps
 from eval.health.rules.base import Event, Facts, Rule
 from eval.health.rules.config import RulesConfig
 
@@ -9,6 +9,7 @@ RULES: dict[str, type[Rule]] = {
     "overflow_streak": steps.OverflowStreak, "overflow_rate": steps.OverflowRate, "learning_rate": steps.LearningRate,
     "dead_layer": layers.DeadLayer, "update_ratio": layers.UpdateRatio, "activation_drift": layers.ActivationDrift,
     "saturation": layers.Saturation, "attention_collapse": layers.AttentionCollapse,
+    "data_repeated": data.DataRepeated, "dominant_token": data.DominantToken, "mostly_padding": data.MostlyPadding,
     "throughput": steps.Throughput, "memory_growth": steps.MemoryGrowth,
 }
 
