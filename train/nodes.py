@@ -9,6 +9,7 @@ another number, and writes nothing more. Ages are told by this node's own clock 
 the nodes may differ, and jump.
 """
 import contextlib
+import fcntl
 import json
 import os
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckpt.writing import SaveError
+from parallel.errors import UserError
 from parallel.files import replace_text
 
 FOLDER = "nodes"
@@ -49,7 +51,7 @@ def _read(path: Path) -> dict:
 
 
 class Nodes:
-    """This node among those of a run. As a context manager it renews its lease.
+    """This node among those of a run. As a context manager it renews its lease; UserError if another supervisor does so here.
 
     Args:
         count: of nodes; with one, nobody is waited for.
@@ -68,6 +70,13 @@ class Nodes:
 
     def __enter__(self) -> "Nodes":
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.held = open(self.folder / f"node_{self.node}.lock", "a")  # noqa: SIM115  open as long as this node takes part
+        try:
+            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.held.close()
+            raise UserError(f"another train.supervise keeps {self.folder.parent} alive on node {self.node}: wait for it, end it, "
+                            "or choose another run.name") from None
         self.mine["incarnation"] = self.current().get("number", 0)
         self._write()
         self.thread = threading.Thread(target=self._renew, name="lease", daemon=True)
@@ -77,6 +86,7 @@ class Nodes:
     def __exit__(self, *_) -> None:
         self.left.set()
         self.thread.join()
+        self.held.close()
 
     def _renew(self) -> None:
         while not self.left.wait(RENEW):

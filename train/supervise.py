@@ -36,7 +36,7 @@ FINAL = (0, 2, 3, 4)  # exit codes after which nothing is started again
 POLL = 0.5  # seconds
 GRACE = 60.0  # seconds for the launcher to end its workers
 FAILED = re.compile(r"rank (\d+) (?:failed first|ended) \((.+?)\)")
-FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # such an end says nothing of the step at which it came
+FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "is lost", "was started anew")  # such an end says nothing of the step at which it came
 
 
 @dataclass

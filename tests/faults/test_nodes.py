@@ -15,6 +15,7 @@ import pytest
 from ckpt import store, writing
 from ckpt.saver import Saver
 from ckpt.writing import Part, SaveError
+from parallel.errors import UserError
 from tests.conftest import exact, metrics
 from train.metrics_log import MetricsLog
 from train.nodes import FOLDER, NUMBER, Nodes, fence
@@ -156,6 +157,16 @@ def test_ends_that_are_final_are_final_on_all_nodes(cluster, code):
     nodes.start(1)
     assert [end for end, _ in nodes.wait().values()] == [code, code]
     assert len(nodes.starts(0)) == 1
+
+
+def test_a_second_supervisor_is_refused_and_the_first_goes_on(tmp_path):
+    with Nodes(tmp_path, 0, 1, 30.0) as first:
+        assert first.begin(restart=False) == 1
+        with pytest.raises(UserError, match="another train.supervise keeps .* alive on node 0"), Nodes(tmp_path, 0, 1, 30.0):
+            pass
+        assert first.current()["number"] == 1
+    with Nodes(tmp_path, 0, 1, 30.0) as second:
+        assert second.begin(restart=False) == 2
 
 
 def test_a_process_of_an_earlier_start_writes_no_more(tmp_path, monkeypatch):
