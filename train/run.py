@@ -22,6 +22,8 @@ from ckpt.saver import Saver
 from data.dataset import train_dataset
 from data.manifest import Manifest, load_manifest
 from data.order import SampleOrder
+from eval.comparison.reports import series
+from eval.health.rules.reports import report_events
 from model.init import initial_value, initialize
 from parallel import collectives, config_file, context
 from parallel.cost.parameters import parameter_count
@@ -248,6 +250,8 @@ class Training:
         if health and folder:
             events = Events(folder, self.first_step, board, c.health.on_event, triggers)
             health.follow(build_rules(c), sinks[0].last_rows, events.tell)
+            evaluate.judge = lambda report: events.tell(report_events(report, series(folder), c.eval.stage.time_budget,
+                                                                      c.health.rules))
         save = self.saving(clock, monitor, triggers)
         if self.mesh.rank == 0:
             say("compiling ...")

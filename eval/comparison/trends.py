@@ -13,8 +13,8 @@ PERPLEXITY_FALL = 0.01
 COLUMNS = 3
 
 
-def disagreement(series: Series) -> str | None:
-    """Says that perplexity falls while repetition rises; None if it does not.
+def disagreement(series: Series, rise: float = REPETITION_RISE) -> str | None:
+    """Says that perplexity falls while repetition rises by so much; None if it does not.
 
     From the step at which a repetition rate was lowest to its last: each metric whose name begins with "repetition". Figures that
     are None or not finite count as not measured. Perplexity is taken at the step nearest to those of the generated text. A model
@@ -28,7 +28,7 @@ def disagreement(series: Series) -> str | None:
             continue
         (last, high), (first, low) = repetition[-1], min(repetition, key=lambda point: point[1])
         (before, p0), (after, p1) = (min(perplexity, key=lambda point, step=step: abs(point[0] - step)) for step in (first, last))
-        if high - low >= REPETITION_RISE and before < after and p1 <= p0 * (1 - PERPLEXITY_FALL):
+        if high - low >= rise and before < after and p1 <= p0 * (1 - PERPLEXITY_FALL):
             found.append(f"perplexity falls from {p0:.4g} (step {before}) to {p1:.4g} (step {after}) while {name} rises from "
                          f"{low:.3f} (step {first}) to {high:.3f} (step {last})")
     return "; ".join(found) + ": better at predicting, worse at writing; read the samples" if found else None

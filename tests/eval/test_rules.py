@@ -12,6 +12,7 @@ from eval.health.losses import LossWindow
 from eval.health.rules.base import Facts
 from eval.health.rules.config import RulesConfig
 from eval.health.rules.engine import RULES, Rules
+from eval.health.rules.reports import REPORT_RULES, report_events
 
 HEALTHY = [json.loads(line) for line in
            (Path(__file__).parents[1] / "golden" / "healthy_run.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -104,6 +105,20 @@ def test_what_is_not_finite_is_no_spike_and_breaks_nothing_else():
     assert [event.rule for event in events(rows)] in ([], ["overflow_rate"])
 
 
+def test_reports_are_held_against_rules_too():
+    def found(time_fraction, repetition, rules=SETTINGS.rules):
+        past = {"stage/all/perplexity": [(10, 200.0), (20, 100.0)], "deep/samples/repetition_4": [(10, 0.1), (20, repetition)]}
+        report = {"step": 20, "stage": {"time_fraction": time_fraction}, "deep": {}}
+        return [(event.step, event.rule, event.level) for event in report_events(report, past, 0.05, rules)]
+
+    assert found(0.05, 0.12) == [] == found(None, None)
+    assert found(0.07, 0.12) == [(20, "eval_budget", "note")]
+    assert found(0.05, 0.4) == [(20, "quality", "warn")]
+    off = RulesConfig(eval_budget={"level": "off"}, quality={"level": "off"})
+    assert found(0.07, 0.4, off) == []
+    assert report_events({"step": 20}, {}, None, SETTINGS.rules) == []
+
+
 def test_levels_and_thresholds_are_the_users():
     rows = sick(lambda row: row.update(grad_norm=row["grad_norm"] * 1e4), 300, 300)
     stops = RulesConfig(gradient_explosion={"level": "stop"})
@@ -117,7 +132,7 @@ def test_levels_and_thresholds_are_the_users():
 
 
 def test_every_rule_has_settings_and_is_explained():
-    assert set(RULES) == set(RulesConfig.model_fields)
+    assert {*RULES, *REPORT_RULES} == set(RulesConfig.model_fields)
     text = (Path(__file__).parents[2] / "eval" / "README.md").read_text(encoding="utf-8")
     for name, one in RulesConfig():
         assert f"| `{name}` | {one.level} |" in text and type(one).__doc__ in text, name

@@ -41,6 +41,7 @@ class Evaluate(Callback):
         self.clock, self.tiers, self.stage_steps, self.deep_steps = clock, tiers, stage_steps, deep_steps
         self.request, self.look_every = run_folder / REQUEST, look_every
         self.last: dict = {}
+        self.judge: Callable[[dict], None] = lambda report: None  # is given each report, on rank 0
 
     def report_to(self, monitor: Monitor, folder: Path | None, tensorboard: TensorBoard | None) -> None:
         """Who knows the step, and where rank 0 writes (None elsewhere)."""
@@ -91,6 +92,7 @@ class Evaluate(Callback):
                 reports.write(reports.path_of(self.folder, step), report)
                 reports.show(report, say)
                 reports.to_tensorboard(report, self.tensorboard)
+                self.judge(report)
 
     def requested(self) -> bool:
         """Whether somebody asks for the tier `deep` now; one that cannot be had is declined."""

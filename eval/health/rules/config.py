@@ -43,6 +43,8 @@ DominantToken = _rule("DominantToken", "warn", 0.5, 100, "share of one token in 
 MostlyPadding = _rule("MostlyPadding", "note", 0.9, 100, "share of padding in a batch")
 Throughput = _rule("Throughput", "note", 0.5, 100, "tokens/s below this share of the window's median")
 MemoryGrowth = _rule("MemoryGrowth", "warn", 1.3, 500, "memory this many times that of a window before")
+EvalBudget = _rule("EvalBudget", "note", 1.2, 1, "the time of the tier stage, of its budget")
+Quality = _rule("Quality", "warn", 0.05, 1, "a rise of the samples' repetition while perplexity falls")
 
 
 class RulesConfig(Section):
@@ -66,3 +68,5 @@ class RulesConfig(Section):
     mostly_padding: MostlyPadding = MostlyPadding()
     throughput: Throughput = Throughput()
     memory_growth: MemoryGrowth = MemoryGrowth()
+    eval_budget: EvalBudget = EvalBudget()
+    quality: Quality = Quality()

@@ -1,0 +1,25 @@
+"""Rules over the reports of evaluations."""
+from eval.comparison.trends import Series, disagreement
+from eval.health.rules.base import Event
+from eval.health.rules.config import RulesConfig
+
+REPORT_RULES = ("eval_budget", "quality")
+
+
+def report_events(report: dict, past: Series, time_budget: float | None, rules: RulesConfig) -> list[Event]:
+    """What a report breaks.
+
+    Args:
+        report: of one evaluation, as train.callbacks.evaluate writes it.
+        past: the figures of all reports of the run, this one among them.
+        time_budget: eval.stage.time_budget.
+    """
+    events, step = [], report["step"]
+    share, budget = report.get("stage", {}).get("time_fraction"), rules.eval_budget
+    if budget.level != "off" and time_budget and share is not None and share > budget.threshold * time_budget:
+        events.append(Event(step, "eval_budget", budget.level, f"the tier stage has taken {share:.1%} of the training time, of "
+                            f"{time_budget:.1%}. Lower eval.stage.num_batches or max_questions, or evaluate less often"))
+    quality = rules.quality
+    if quality.level != "off" and "deep" in report and (words := disagreement(past, quality.threshold)):
+        events.append(Event(step, "quality", quality.level, words))
+    return events
