@@ -6,8 +6,10 @@ second copy of every tensor as bytes, and cannot tell the SHA-256 of what it wro
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -88,17 +90,21 @@ class _Piece:
 
     start: tuple[int, ...]
     mapped: np.ndarray
-    path: Path
+    file: FileIO
     offset: int
 
     def read(self, region: tuple[slice, ...]) -> np.ndarray:
         """A part of them; reading into fresh memory is twice as fast as copying from a map, page by page."""
         if any(s.stop - s.start != n for s, n in zip(region[1:], self.mapped.shape[1:], strict=True)):
             return self.mapped[region]
-        shape = tuple(s.stop - s.start for s in region)
+        found = np.empty([s.stop - s.start for s in region], self.mapped.dtype)
         row = math.prod(self.mapped.shape[1:]) * self.mapped.itemsize
-        skipped = region[0].start * row if region else 0
-        return np.fromfile(self.path, self.mapped.dtype, math.prod(shape), offset=self.offset + skipped).reshape(shape)
+        at, left = self.offset + (region[0].start * row if region else 0), memoryview(found.reshape(-1).view(np.uint8))
+        while left:
+            if not (count := os.preadv(self.file.fileno(), [left], at)):
+                raise BrokenCheckpoint(f"{self.file.name} ends too soon")
+            at, left = at + count, left[count:]
+        return found
 
 
 @dataclass
@@ -108,13 +114,14 @@ class _Stored:
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The tensors of some files, name -> array. Nothing is read before it is used, and each time anew.
+    """The tensors of some files, name -> array. Nothing is read before it is used, and each time anew; the files stay open.
 
     Raises BrokenCheckpoint where a file cannot be read, or parts do not make up a whole.
     """
 
     def __init__(self, paths: Sequence[Path]):
         self._stored: dict[str, _Stored] = {}
+        self._files: list[FileIO] = []
         for path in paths:
             try:
                 self._add(path)
@@ -122,9 +129,9 @@ class Tensors(Mapping[str, np.ndarray]):
                 raise BrokenCheckpoint(f"{path} cannot be read ({error})") from None
 
     def _add(self, path: Path) -> None:
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+        self._files.append(file := open(path, "rb", buffering=0))  # noqa: SIM115  until nobody reads any more
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
         places = json.loads(header.pop("__metadata__", {}).get(PARTS, "{}"))
         holds = any(t["data_offsets"][1] for t in header.values())  # an empty map is refused
         data = np.memmap(path, np.uint8, "r", 8 + length) if holds else np.zeros(0, np.uint8)
@@ -135,7 +142,11 @@ class Tensors(Mapping[str, np.ndarray]):
             stored = self._stored.setdefault(name, _Stored(tuple(place["shape"])))
             if stored.shape != tuple(place["shape"]):
                 raise ValueError(f"{name} is of another shape here than in another file")
-            stored.parts.append(_Piece(tuple(place["start"]), array, path, 8 + length + start))
+            stored.parts.append(_Piece(tuple(place["start"]), array, file, 8 + length + start))
+
+    def __del__(self):
+        for file in self._files:
+            file.close()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
