@@ -144,7 +144,9 @@ def rotate(root: Path, state: dict, keep_last: int) -> None:
                 and found.get("run_id") == state.get("run_id"):
             ours.append(folder)
     for folder in ours[:-keep_last]:
-        shutil.rmtree(folder)
+        gone = folder.with_name(f".old-{folder.name}")  # so that one that is removed in part bears no name of a checkpoint
+        os.rename(folder, gone)
+        shutil.rmtree(gone)
 
 
 def save(root: Path, checkpoint: store.Checkpoint, keep_last: int) -> Path:

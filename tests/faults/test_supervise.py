@@ -221,6 +221,7 @@ def test_killed_at_random_moments_the_run_ends_as_if_undisturbed(tiny, tiny_yaml
     assert a.step == b.step == STEPS
     for part in store.PARTS:
         assert all(np.array_equal(a.tensors[part][n], b.tensors[part][n]) for n in b.tensors[part])
+    assert all(not store.problems_of(folder) for folder in root.glob("*/"))
     assert not list(root.glob(".*")) and len(json.loads((folder / STATE).read_text())["starts"]) > 1
     each_sample_once_an_epoch(tiny(*common), folder)
 

@@ -141,6 +141,22 @@ def test_a_small_disk_that_fills_up(tmp_path):
         os.system(f"umount '{disk}'")
 
 
+def test_a_kill_in_the_midst_of_rotation_leaves_nothing_behind(tmp_path, monkeypatch):
+    for step in (1, 2):
+        writing.save(tmp_path, make(step), 2)
+
+    def killed(folder):
+        next(folder.glob("*")).unlink()
+        raise Crash
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(shutil, "rmtree", killed)
+        writing.save(tmp_path, make(3), 2)
+    assert [f.name for f in store.steps(tmp_path)] == ["step_00000002", "step_00000003"]
+    writing.save(tmp_path, make(4), 2)
+    assert sorted(f.name for f in tmp_path.glob("*")) == ["latest", "step_00000003", "step_00000004"]
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_what_does_not_come_back_from_the_disk_is_not_published(tmp_path, monkeypatch):
     writing.save(tmp_path, make(1), 1)
     monkeypatch.setattr(writing, "digest_of", lambda pieces: "0" * 64)
