@@ -124,7 +124,7 @@ def test_a_node_that_is_lost_is_waited_for_and_joins_the_next_start(cluster):
     assert json.loads((nodes.folder / FOLDER / "incarnation.json").read_text())["stop"].startswith("node 1 is lost")
     nodes.start(1)
     ends = nodes.wait()
-    assert [code for code, _ in ends.values()] == [0, 0] and "waiting for node 1" in ends[0][1], ends
+    assert [code for code, _ in ends.values()] == [0, 0] and "node 1 is lost" in ends[0][1], ends
     assert nodes.starts(0) == nodes.starts(1) == ["1 False", "2 True"]
 
 
