@@ -84,7 +84,8 @@ class _Piece:
 
     Args:
         start: where they begin in the whole tensor.
-        mapped: the file's memory map.
+        mapped: the same values in the file's memory map.
+        file: open.
         offset: of the first of them, in bytes.
     """
 

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-        print(f"error: the system refuses to write in {config.run.folder}: {error}. Checkpoints are as they were",
+        print(f"error: the system refuses to go on with {config.run.folder}: {error}. Checkpoints are as they were",
               file=sys.stderr)
         return 1
 

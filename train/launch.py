@@ -151,4 +151,5 @@ def _options(config: str, overrides: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     sys.exit(main())

@@ -21,12 +21,12 @@ from pathlib import Path
 from ckpt.writing import SaveError
 from parallel.errors import UserError
 from parallel.files import replace_text
+from train.workers import AGREED
 
 FOLDER = "nodes"
 NUMBER = "MINDGPT_INCARNATION"  # in the environment of a job's processes
 RENEW = 1.0  # seconds between two signs of life
 STANDBY, RUNNING = "standby", "running"
-AGREED = (0, 4)  # exit codes that the ranks of all nodes reach together
 
 
 def fence(run_folder: Path) -> Callable[[], None]:
@@ -136,14 +136,19 @@ class Nodes:
         self._write(state=RUNNING, incarnation=number, end=None)
         return number
 
-    def follow(self) -> int | None:
-        """Other nodes: the number of an incarnation that has begun since the last that this node knows, if any."""
+    def over(self, before: dict) -> bool:
+        """Other nodes: whether node 0 has said that the run is over; before: what it had said when this node came."""
+        now = self.current()
+        return now != before and now.get("code") is not None
+
+    def follow(self) -> bool:
+        """Other nodes: take part in an incarnation that has begun since the last that this node knows, if there is one."""
         now = self.current()
         if now.get("number", 0) <= self.mine["incarnation"] or now["stop"] or now["code"] is not None:
-            return None
+            return False
         self.sessions, self.restart = {0: self.leases()[0].get("session", "")}, now["restart"]
         self._write(state=RUNNING, incarnation=now["number"], end=None)
-        return now["number"]
+        return True
 
     def ended(self, end: dict) -> None:
         """This node's part of the incarnation is over; end: {"code", "reason", "rank", "step"}."""

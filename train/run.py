@@ -260,8 +260,7 @@ class Training:
             if steps:
                 if health:
                     health.warm_up()
-                samples = [SampleLog(c.run.folder / "samples" / f"rank_{self.mesh.rank}.jsonl", self.first_step)] \
-                    if c.data.log_samples else []
+                samples = [SampleLog(c.run.folder, self.mesh.rank, self.first_step)] if c.data.log_samples else []
                 callbacks = [clock, heartbeat, *samples, *[health] * (health is not None), monitor, evaluate, save]
                 evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save
                 with triggers.caught():

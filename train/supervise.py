@@ -27,9 +27,9 @@ from parallel.files import replace_text
 from train.checks import plan
 from train.config import RunConfig, SuperviseConfig, load_config
 from train.launch import read_topology
-from train.nodes import AGREED, NUMBER, Nodes
+from train.nodes import NUMBER, Nodes
 from train.signs import RankWatch, read, slow_ranks
-from train.workers import Topology
+from train.workers import AGREED, Topology
 
 STATE = "supervise.json"
 FINAL = (0, 2, 3, 4)  # exit codes after which nothing is started again
@@ -104,12 +104,14 @@ class Supervisor:
                            config.supervise.lease_seconds)
         self.starts: list[Start] = []
         self.signals: list[int] = []
+        self.save = False  # somebody asked for a checkpoint, by SIGUSR1
         self.written: tuple[str, float] = "", 0.0
 
     def run(self) -> int:
         """Until the end. Returns the exit code."""
         caught = (signal.SIGINT, signal.SIGTERM)
         old = {number: signal.signal(number, lambda n, _: self.signals.append(n)) for number in caught}
+        old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._note_save)
         try:
             with self.nodes:
                 return self.decide() if self.nodes.node == 0 else self.follow()
@@ -117,10 +119,13 @@ class Supervisor:
             for number, handler in old.items():
                 signal.signal(number, handler)
 
+    def _note_save(self, *_) -> None:
+        self.save = True
+
     def decide(self) -> int:
         """Node 0: start until it is done, or there is no use in it."""
         while True:
-            if why := self.wait_for(lambda: not self.nodes.missing() or None, lambda: f"node {self.nodes.missing()[0]}"):
+            if why := self.wait_for(lambda: not self.nodes.missing(), lambda: f"node {self.nodes.missing()[0]}"):
                 return self.finish("ended" if self.signals else "given up", 1, why)
             start = self.once(self.nodes.begin(restart=bool(self.starts)))
             self.gather(start)
@@ -145,26 +150,17 @@ class Supervisor:
         """Other nodes: start when node 0 does, until it says that the run is over."""
         began = self.nodes.current()
         while True:
-            number = None
-
-            def told() -> bool | None:
-                nonlocal number
-                now = self.nodes.current()
-                if now != began and now.get("code") is not None:
-                    return True
-                number = self.nodes.follow()
-                return number is not None or None
-            if why := self.wait_for(told, lambda: "node 0"):
+            if why := self.wait_for(lambda: self.nodes.over(began) or self.nodes.follow(), lambda: "node 0"):
                 _say(why)
                 return 128 + self.signals[0] if self.signals else 1
-            if number is None:
+            if self.nodes.over(began):
                 return self.nodes.current()["code"]
-            start = self.once(number)
+            start = self.once(self.nodes.mine["incarnation"])
             self.nodes.ended({"code": start.code, "reason": start.reason, "rank": start.rank, "step": start.step})
             if self.signals:
                 return start.code if start.code in FINAL else 128 + self.signals[0]
 
-    def wait_for(self, met: Callable[[], bool | None], whom: Callable[[], str]) -> str:
+    def wait_for(self, met: Callable[[], bool], whom: Callable[[], str]) -> str:
         """Wait until a condition is met. Returns why it was not, "" if it was."""
         end, told = time.monotonic() + 60 * self.settings.node_minutes, False
         while not met():
@@ -194,6 +190,9 @@ class Supervisor:
             if len(self.signals) > told:
                 told = len(self.signals)
                 process.send_signal(self.signals[-1])
+            if self.save and any(sign["phase"] != "start" for sign in self.watch.signs()):  # before, there is nothing to save
+                self.save = False
+                process.send_signal(signal.SIGUSR1)
             if end := self.watch.hung() or self.nodes.why_end():
                 break
             for rank in self.watch.newly_slow() if self.nodes.node == 0 else ():

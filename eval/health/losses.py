@@ -16,7 +16,7 @@ class LossWindow:
 
     Args:
         size: steps.
-        spike_z: a loss is a spike from this many robust standard deviations above the median on.
+        spike_z: a loss is a spike from this many robust standard deviations above the median on, with the descent counted in.
     """
 
     def __init__(self, size: int, spike_z: float):

@@ -16,7 +16,7 @@ from eval.health.rules.reports import REPORT_RULES, report_events
 
 HEALTHY = [json.loads(line) for line in
            (Path(__file__).parents[1] / "golden" / "healthy_run.jsonl").read_text(encoding="utf-8").splitlines()]
-FACTS = Facts(unigram=math.log(685), warmup_steps=40, expected_lr=lambda step: HEALTHY[step - 1]["lr"])
+FACTS = Facts(unigram=math.log(685), warmup_steps=40, peak_lr=1.5e-3, expected_lr=lambda step: HEALTHY[step - 1]["lr"])
 SETTINGS = HealthConfig()
 
 
@@ -56,7 +56,7 @@ def test_a_healthy_run_is_silent():
     ("gradient_explosion", sick(lambda row: row.update(grad_norm=row["grad_norm"] * 1e4), 300, 300), 300),
     ("gradient_vanishing", sick(lambda row: row.update(grad_norm=row["grad_norm"] * 1e-5), 300), 300),
     ("gradient_vanishing", sick(lambda row: row.update(grad_norm=0.0), 1), 1),
-    ("overflow_streak", sick(lambda row: row.update(overflow=True, grad_norm=None)), 219),
+    ("overflow_streak", sick(lambda row: row.update(overflow=True, grad_norm=None)), 229),
     ("overflow_rate", sick(lambda row: row.update(overflow=row["step"] % 5 == 0)), (250, 300)),
     ("learning_rate", sick(lambda row: row.update(lr=row["lr"] * 1.01), 321), 321),
     ("dead_layer", sick(layers("block_02", "grad_norm", 0.0)), 200),
@@ -82,7 +82,7 @@ def test_each_rule_fires_where_it_is_broken_and_no_other_stops(rule, rows, first
 
 def test_memory_that_grows():
     rows = [{**row, "step": i + 1, "memory_bytes": int(1e9 * (1 + i / 1000))} for i, row in enumerate(HEALTHY * 2)]
-    facts = Facts(FACTS.unigram, 40, lambda step: rows[step - 1]["lr"])
+    facts = Facts(FACTS.unigram, 40, 1.5e-3, lambda step: rows[step - 1]["lr"])
     (event,) = [e for e in events(rows, facts=facts) if e.rule == "memory_growth"]
     assert event.step == 501 and "from 1.00 to 1.50 GB" in event.message
     flat = [{**row, "memory_bytes": 10**9} for row in rows]

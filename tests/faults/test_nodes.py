@@ -149,10 +149,10 @@ def test_a_node_that_does_not_come_back_ends_it_all(cluster):
     assert code == 1 and "given up: node 1 has not come within 0.05 minutes" in said and not nodes.starts(0)
 
 
-@pytest.mark.parametrize("code", [2, 4])
+@pytest.mark.parametrize("code", [2, 3, 4])
 def test_ends_that_are_final_are_final_on_all_nodes(cluster, code):
-    """2: wrong input, seen by one node; 4: interrupted and saved, agreed by all ranks."""
-    nodes = cluster("wait" if code == 2 else "4", f"{code}")
+    """2: wrong input, seen by one node; 3 and 4: stopped by a health rule, interrupted; saved, and agreed by all ranks."""
+    nodes = cluster("wait" if code == 2 else f"{code}", f"{code}")
     nodes.start(0)
     nodes.start(1)
     assert [end for end, _ in nodes.wait().values()] == [code, code]

@@ -2,12 +2,15 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from ckpt import store
+from data.tokenizer import PAD_ID
 from eval.health.rules.base import Event
 from tests.conftest import metrics
 from train.__main__ import main
+from train.callbacks.health import batch_figures
 from train.events import Events
 from train.run import run
 from train.tensorboard import TensorBoard
@@ -33,6 +36,13 @@ def test_a_run_that_only_skips_steps_is_saved_and_ends_with_3(tiny, tiny_yaml, t
         run(tiny(*SICK))
     again = [json.loads(line)["step"] for line in (folder / "events.jsonl").read_text().splitlines()]
     assert again == sorted(again) and len(again) == len(told) + 1
+
+
+def test_what_a_batch_is_made_of():
+    figures = batch_figures(np.array([[6, 6, 6, 5], [5, 5, PAD_ID, PAD_ID]], np.int32))
+    assert (figures["top_token_share"], figures["padding_share"]) == (0.5, 0.25)
+    nothing = batch_figures(np.full((2, 3), PAD_ID, np.int32))
+    assert (nothing["top_token_share"], nothing["padding_share"]) == (0.0, 1.0)
 
 
 def test_a_command_that_fails_is_said_and_nothing_more(tmp_path, capsys):

@@ -7,6 +7,9 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from ckpt import store, writing
+from eval.health.rules.base import Facts
+from eval.health.rules.config import RulesConfig
+from eval.health.rules.steps import LearningRate as LearningRateRule
 from eval.step import EvalStep
 from model.config import ModelConfig
 from model.gpt import GPT, GPTLoss
@@ -142,6 +145,19 @@ def test_schedule_by_its_formula(shape, warmup):
             lr *= min((step + 1) / warmup, 1.0)
         assert schedule(Tensor(step, ms.int32)).asnumpy() == pytest.approx(lr, rel=1e-5)
         assert learning_rate(config, step) == pytest.approx(lr, rel=1e-9)
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear", "wsd"])
+def test_float32_at_the_end_of_a_schedule_is_no_fault(shape):
+    """What the step computes, against what the health rule expects, where hardly anything is left of the peak."""
+    config = TrainConfig(total_steps=100_000, lr=6e-4, min_lr=0.0, warmup_steps=2000, schedule=shape)
+    schedule = Schedule(config)
+    facts = Facts(6.0, 2000, config.lr, lambda step: learning_rate(config, step - 1))
+    rule = LearningRateRule(RulesConfig().learning_rate, facts)
+    for step in (1, 2000, 2001, 50_000, 91_000, *range(99_900, 100_001, 10), 99_999):
+        lr = schedule(Tensor(step - 1, ms.int32)).asnumpy().item()
+        assert rule.see({"step": step, "lr": lr}) is None, (step, lr)
+        assert rule.see({"step": step, "lr": lr * 1.01 + config.lr * 1e-4}) is not None
 
 
 def test_the_schedule_is_shown_from_the_newest_checkpoint_on(tiny_yaml, tmp_path, capsys):

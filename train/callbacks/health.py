@@ -58,16 +58,11 @@ class Health(Callback):
                 again.
             tell: is given what was broken.
         """
-        self.rules = rules
+        self.rules, self.tell = rules, tell
         for row in rows:
-            self.see(row)
+            self.window.add(row["loss"], row["overflow"])
+            rules.see({**row, "loss_z": self.window.z})
         rules.quiet_until.clear()
-        self.tell = tell
-
-    def see(self, row: dict) -> list[Event]:
-        """What a step's row breaks."""
-        self.window.add(row["loss"], row["overflow"])
-        return self.rules.see({**row, "loss_z": self.window.z}) if self.rules else []
 
     def warm_up(self) -> None:
         """Compile; say it if there is less to look at than the config asks for."""
@@ -86,7 +81,8 @@ class Health(Callback):
     def on_train_step_end(self, run_context):
         self.step += 1
         if self.rules:
-            self.batches[self.step] = batch_figures(run_context.original_args().train_dataset_element[0].asnumpy())
+            with self.clock.measure("health"):
+                self.batches[self.step] = batch_figures(run_context.original_args().train_dataset_element[0].asnumpy())
         if self.watch and self.due(self.step):
             with self.clock.measure("fetch"):  # on an asynchronous device this waits for the step itself
                 _, norm, _, overflow, *_ = (x.asnumpy().item() for x in run_context.original_args().net_outputs)
@@ -109,14 +105,13 @@ class Health(Callback):
     def examine(self, rows: list[dict]) -> None:
         """Follow the loss; add `health` to the rows of the steps that were looked at; tell what rules are broken."""
         for row in rows:
+            self.window.add(row["loss"], row["overflow"])
             row |= self.batches.pop(row["step"], {})
-            if layers := self.layers.pop(row["step"], {}):
-                row["health"] = {"layers": layers}
-            events = self.see(row)
             if self.due(row["step"]):
                 row["health"] = {**self.window.figures(), "lr_expected": learning_rate(self.config.train, row["step"] - 1),
-                                 "layers": layers}
-            self.tell(events)
+                                 "layers": self.layers.pop(row["step"], {})}
+            if self.rules:
+                self.tell(self.rules.see({**row, "loss_z": self.window.z}))
 
 
 def batch_figures(tokens: np.ndarray) -> dict[str, float]:
@@ -161,7 +156,7 @@ def build_rules(config: RunConfig) -> Rules:
     counts = np.load(config.data.prepared_dir / "token_counts.npy")
     unigram = float((counts * unigram_losses(counts)).sum() / counts.sum())
     return Rules(config.health.rules,
-                 Facts(unigram, config.train.warmup_steps, lambda step: learning_rate(config.train, step - 1)))
+                 Facts(unigram, config.train.warmup_steps, config.train.lr, lambda step: learning_rate(config.train, step - 1)))
 
 
 def build_probe(config: RunConfig, gpt: GPT, mesh: Mesh, cut: Cut | None, manifest: Manifest) -> Probe | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from mindspore.train import Callback
 
 from train.metrics_log import MetricsLog
+from train.nodes import fence
 
 
 class SampleLog(Callback):
@@ -13,10 +14,10 @@ class SampleLog(Callback):
     It tells what the step was given, not what was planned; a resume drops the lines of steps that come again.
     """
 
-    def __init__(self, path: Path, last_step: int):
+    def __init__(self, run_folder: Path, rank: int, last_step: int):
         super().__init__()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.log, self.step = MetricsLog(path, last_step), last_step
+        (folder := run_folder / "samples").mkdir(parents=True, exist_ok=True)
+        self.log, self.step = MetricsLog(folder / f"rank_{rank}.jsonl", last_step, fence(run_folder)), last_step
 
     def on_train_step_end(self, run_context):
         tokens, *_ = run_context.original_args().train_dataset_element

@@ -23,11 +23,13 @@ class Facts:
     Args:
         unigram: nats; the loss of a model that knows no context, only how frequent each token is.
         warmup_steps: before them nothing is expected to be learned.
+        peak_lr: the schedule's largest learning rate.
         expected_lr: step -> the schedule's learning rate.
     """
 
     unigram: float
     warmup_steps: int
+    peak_lr: float
     expected_lr: Callable[[int], float]
 
 

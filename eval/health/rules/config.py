@@ -30,9 +30,10 @@ LossVariance = _rule("LossVariance", "warn", 4.0, 50, "the spread of the loss ov
 LearningNothing = _rule("LearningNothing", "warn", 0.2, 50, "a window of losses, none by this many nats below the unigram's")
 GradientExplosion = _rule("GradientExplosion", "warn", 20.0, 100, "a gradient norm this many times the window's median")
 GradientVanishing = _rule("GradientVanishing", "warn", 1e-3, 100, "a gradient norm below this share of the window's median")
-OverflowStreak = _rule("OverflowStreak", "stop", 20.0, 50, "steps in a row that were skipped since gradients were not finite")
+# More than the 24 halvings from the largest loss scale to 1, which a start with dynamic scale may take.
+OverflowStreak = _rule("OverflowStreak", "stop", 30.0, 50, "steps in a row that were skipped since gradients were not finite")
 OverflowRate = _rule("OverflowRate", "warn", 0.1, 100, "share of a window's steps that were skipped")
-LearningRate = _rule("LearningRate", "stop", 1e-3, 50, "relative distance of the learning rate from its schedule")
+LearningRate = _rule("LearningRate", "stop", 1e-3, 50, "distance of the learning rate from its schedule, relative")
 DeadLayer = _rule("DeadLayer", "warn", 1e-12, 200, "a layer whose gradient's norm or whose update / weights is not above this")
 UpdateRatio = _rule("UpdateRatio", "warn", 0.1, 200, "update / weights of a layer in one step, above this")
 ActivationDrift = _rule("ActivationDrift", "warn", 10.0, 500, "a block's output spread this many times that of the first look")

@@ -27,22 +27,25 @@ class DataRepeated(Rule):
                 "resume that reads again (data.log_samples shows what each step read)")
 
 
-class DominantToken(Rule):
+class _BatchShare(Rule):
+    """A share of the batch that is too large."""
+
+    key, remedy = "", ""
+
+    def see(self, row: dict) -> str | None:
+        share = row.get(self.key)
+        return None if share is None or share < self.limit else f"{share:.0%} of the batch is {self.remedy}"
+
+
+class DominantToken(_BatchShare):
     """One token makes up most of a batch."""
 
-    def see(self, row: dict) -> str | None:
-        share = row.get("top_token_share")
-        if share is None or share < self.limit:
-            return None
-        return (f"one token makes up {share:.0%} of the batch. Look at the samples (python -m data inspect): broken or empty "
-                "text, or a tokenizer that does not know its script")
+    key = "top_token_share"
+    remedy = ("one and the same token. Look at the samples (python -m data inspect): broken or empty text, or a tokenizer that "
+              "does not know its script")
 
 
-class MostlyPadding(Rule):
+class MostlyPadding(_BatchShare):
     """Little of a batch is text."""
 
-    def see(self, row: dict) -> str | None:
-        share = row.get("padding_share")
-        if share is None or share < self.limit:
-            return None
-        return f"{share:.0%} of the batch is padding. Give more text, or lower data.seq_length"
+    key, remedy = "padding_share", "padding. Give more text, or lower data.seq_length"

@@ -11,6 +11,19 @@ from eval.health.rules.config import RuleConfig
 FEWEST = 20  # values that a median, a spread or a share is told from
 
 
+class WindowRule(Rule):
+    """Looks back over its window; `values` are what it keeps of the steps."""
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.values: deque[float] = deque(maxlen=max(self.window, FEWEST))
+
+    @property
+    def usual(self) -> float:
+        """The median; 0 until there are enough."""
+        return median(self.values) if len(self.values) >= FEWEST else 0.0
+
+
 class LossSpike(Rule):
     """By the robust score of the row's loss, `loss_z` (see eval.health.losses)."""
 
@@ -63,40 +76,31 @@ class LearningNothing(Rule):
                 "than how frequent tokens are. Check that labels are the next tokens, that the data is text, and train.lr")
 
 
-class GradientExplosion(Rule):
+class GradientExplosion(WindowRule):
     """Above the running median of norms that were none themselves."""
 
-    def __init__(self, setting: RuleConfig, facts: Facts):
-        super().__init__(setting, facts)
-        self.norms: deque[float] = deque(maxlen=max(self.window, FEWEST))
-
     def see(self, row: dict) -> str | None:
-        norm = row["grad_norm"]
+        norm, usual = row["grad_norm"], self.usual
         if not finite(norm):
             return None
-        if len(self.norms) >= FEWEST and norm > self.limit * (usual := median(self.norms)):
-            return (f"the gradient's norm is {norm:.3g}, {norm / max(usual, 1e-30):.0f} times the usual {usual:.3g}. Look at the "
-                    "data of this step; keep train.clip_norm near the usual norm")
-        self.norms.append(norm)
+        if usual and norm > self.limit * usual:
+            return (f"the gradient's norm is {norm:.3g}, {norm / usual:.0f} times the usual {usual:.3g}. Look at the data of "
+                    "this step; keep train.clip_norm near the usual norm")
+        self.values.append(norm)
         return None
 
 
-class GradientVanishing(Rule):
-    """Below a share of the running median."""
-
-    def __init__(self, setting: RuleConfig, facts: Facts):
-        super().__init__(setting, facts)
-        self.norms: deque[float] = deque(maxlen=max(self.window, FEWEST))
+class GradientVanishing(WindowRule):
+    """Below a share of the running median, or nothing at all."""
 
     def see(self, row: dict) -> str | None:
-        norm = row["grad_norm"]
+        norm, usual = row["grad_norm"], self.usual
         if not finite(norm):
             return None
-        usual = median(self.norms) if self.norms else 0.0
-        if norm == 0 or len(self.norms) >= FEWEST and norm < self.limit * usual:
+        if norm == 0 or norm < self.limit * usual:
             return (f"the gradient's norm is {norm:.3g}, usually {usual:.3g}: hardly anything is learned. Look at the layers' "
                     "gradients and saturation; check the initialisation and the loss scale")
-        self.norms.append(norm)
+        self.values.append(norm)
         return None
 
 
@@ -114,19 +118,15 @@ class OverflowStreak(Rule):
                 "again from a checkpoint before")
 
 
-class OverflowRate(Rule):
+class OverflowRate(WindowRule):
     """Share of the steps that were skipped."""
 
-    def __init__(self, setting: RuleConfig, facts: Facts):
-        super().__init__(setting, facts)
-        self.skipped: deque[bool] = deque(maxlen=max(self.window, FEWEST))
-
     def see(self, row: dict) -> str | None:
-        self.skipped.append(row["overflow"])
-        rate = sum(self.skipped) / len(self.skipped)
-        if len(self.skipped) < self.skipped.maxlen or rate <= self.limit:
+        self.values.append(row["overflow"])
+        rate = sum(self.values) / len(self.values)
+        if len(self.values) < self.values.maxlen or rate <= self.limit:
             return None
-        return (f"{rate:.0%} of the last {len(self.skipped)} steps were skipped, since gradients were not finite. Lower "
+        return (f"{rate:.0%} of the last {len(self.values)} steps were skipped, since gradients were not finite. Lower "
                 "precision.loss_scale.max or train.lr")
 
 
@@ -135,29 +135,25 @@ class LearningRate(Rule):
 
     def __init__(self, setting: RuleConfig, facts: Facts):
         super().__init__(setting, facts)
-        self.expected = facts.expected_lr
+        self.expected, self.least = facts.expected_lr, 1e-3 * facts.peak_lr
 
     def see(self, row: dict) -> str | None:
         expected = self.expected(row["step"])
-        if abs(row["lr"] - expected) <= self.limit * max(abs(expected), 1e-12):
+        # Near the end of a schedule that ends at 0, float32 leaves few digits of what is subtracted from the peak.
+        if abs(row["lr"] - expected) <= self.limit * max(expected, self.least):
             return None
         return (f"the learning rate is {row['lr']:.3g}, the schedule says {expected:.3g}: a resume from a checkpoint of another "
                 "schedule, or a broken step counter")
 
 
-class Throughput(Rule):
+class Throughput(WindowRule):
     """Against the running median."""
 
-    def __init__(self, setting: RuleConfig, facts: Facts):
-        super().__init__(setting, facts)
-        self.speeds: deque[float] = deque(maxlen=max(self.window, FEWEST))
-
     def see(self, row: dict) -> str | None:
-        speed = row["tokens_per_second"]
+        speed, usual = row["tokens_per_second"], self.usual
         if not finite(speed):
             return None
-        usual = median(self.speeds) if len(self.speeds) >= FEWEST else 0.0
-        self.speeds.append(speed)
+        self.values.append(speed)
         if speed >= self.limit * usual:
             return None
         return (f"{speed:,.0f} tokens/s, usually {usual:,.0f}. See data_wait, other loads on the machine, and "
