@@ -88,8 +88,15 @@ class Writer:
         return [Text(*text) for text in zip(tokens, ended, broken, strict=True)]
 
     def stream(self, prompt: list[int], max_new_tokens: int, sampling: Sampling, seed: int) -> Iterator[int]:
-        """The tokens that `write` gives for this prompt alone, each as soon as it is known."""
-        return (token for _, token in self._tokens([prompt], max_new_tokens, sampling, seed) if token not in (None, self.eos_id))
+        """The tokens that `write` gives for this prompt alone, each as soon as it is known.
+
+        Raises FloatingPointError where the logits are not finite.
+        """
+        for _, token in self._tokens([prompt], max_new_tokens, sampling, seed):
+            if token is None:
+                raise FloatingPointError("the logits are not finite")
+            if token != self.eos_id:
+                yield token
 
     def _tokens(self, prompts: list[list[int]], max_new_tokens: int, sampling: Sampling, seed: int,
                 first: int = 0) -> Iterator[tuple[int, int | None]]:

@@ -50,8 +50,12 @@ def generate(options: argparse.Namespace) -> None:
     for prompt in options.prompt if options.prompt is not None else asked():
         shown = Detokenizer(tokenizer.decode)
         print(prompt, end="", flush=True)
-        for token in writer.stream(tokenizer.encode(prompt), options.max_new_tokens, sampling, options.seed):
-            print(shown.push(token), end="", flush=True)
+        try:
+            for token in writer.stream(tokenizer.encode(prompt), options.max_new_tokens, sampling, options.seed):
+                print(shown.push(token), end="", flush=True)
+        except FloatingPointError as error:
+            print(shown.finish(), flush=True)
+            raise UserError(f"{options.checkpoint}: {error}, so the text cannot go on: its weights are broken") from None
         print(shown.finish(), flush=True)
 
 

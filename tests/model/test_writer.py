@@ -160,6 +160,10 @@ def test_logits_that_are_not_finite_end_their_text_only(gpt):
     assert writer.write([[4], [7], [6], [8]], 9, GREEDY, 0) == [Text([5, 6], False, broken=True), Text([8, 9], True),
                                                                  Text([], False, broken=True), Text([9], True)]
     assert len(writer.decoder.cleared) == 2
+    stream = writer.stream([4], 9, GREEDY, 0)
+    assert [next(stream), next(stream)] == [5, 6]
+    with pytest.raises(FloatingPointError):
+        next(stream)
 
 
 def test_a_stream_gives_what_write_gives_and_no_more_is_computed(gpt):

@@ -1,6 +1,10 @@
 """python -m model.generate."""
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from ckpt import store, writing
 from train.generate import main
 from train.run import run
 
@@ -37,11 +41,21 @@ def test_prompts_are_asked_for(checkpoint, capsys, monkeypatch):
     assert text(capsys, "--checkpoint", checkpoint, "--max-new-tokens", "4").startswith("It is")
 
 
+def test_weights_that_are_not_finite_are_said_to_be(checkpoint, capsys, monkeypatch, tmp_path):
+    broken = store.load_given(Path(checkpoint))
+    weights = {name: np.full_like(value, np.nan) for name, value in broken.tensors["model"].items()}
+    writing.write(tmp_path / "nan", store.Checkpoint({"model": weights}, broken.state, broken.config))
+    capsys.readouterr()
+    assert main(["--checkpoint", str(tmp_path / "nan"), "--prompt", "It is"]) == 2
+    assert "the logits are not finite" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("arguments", "says"), [
     (["--checkpoint", "/nowhere", "--prompt", "a"], "no such checkpoint folder"),
     (["--checkpoint", "{run}", "--prompt", "a", "--temperature", "-1"], "temperature=-1.0 is not possible"),
     (["--checkpoint", "{run}", "--prompt", "a", "--top-p", "0"], "top_p=0.0 is not possible"),
     (["--checkpoint", "{run}", "--prompt", "a", "--max-new-tokens", "0"], "give 1 or more"),
+    (["--checkpoint", "{run}", "--prompt", "a", "--prompt", "b\udcff"], "the prompt 'b\\udcff' is not UTF-8 at character 2"),
 ])
 def test_refusals(checkpoint, capsys, arguments, says):
     capsys.readouterr()
