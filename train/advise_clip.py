@@ -33,7 +33,11 @@ def advise(config: RunConfig) -> str:
              f"({len(norms)} steps, {skipped} skipped):",
              *(f"  {f'p{p:g}':>6}  {limit:.4g}" for p, limit in zip(PERCENTILES, limits, strict=True)),
              f"  {'max':>6}  {max(norms):.4g}"]
-    if (now := config.train.clip_norm) is not None:
+    now, by = config.train.clip_norm, config.train.clip_by
+    if now is not None and by != "global_norm":
+        return "\n".join([*lines, f"These are norms of all gradients together; train.clip_by={by} limits others, of which a run keeps no "
+                                  "figures"])
+    if now is not None:
         lines.append(f"train.clip_norm={now:g} clips {np.mean(np.array(norms) > now):.1%} of the steps")
     else:
         lines.append("train.clip_norm=null: nothing is clipped")

@@ -34,7 +34,7 @@ def build_train_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches:
         shard(network, plan)
         gradients = ShardedGradients(network, sizes, plan)
     else:
-        gradients = LocalGradients(network, mesh, num_micro_batches)
+        gradients = LocalGradients(network, mesh, num_micro_batches, config.train.clips_each)
     tokens = config.train.global_batch_size * config.data.seq_length
     return TrainStep(gradients, config.train, config.precision.loss_scale, tokens)
 

@@ -42,8 +42,16 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.1, ge=0.0, description="decoupled; not on biases and norms")
     betas: tuple[float, float] = Field((0.9, 0.95), strict=False, description="AdamW's decay of the two moments")
     eps: float = Field(1e-8, gt=0.0, description="AdamW's epsilon")
-    clip_norm: float | None = Field(1.0, gt=0.0, description="largest global gradient norm; null: no clipping")
+    clip_norm: float | None = Field(1.0, gt=0.0, description="what clip_by limits: a norm, or an absolute value; null: no clipping")
+    clip_by: Literal["global_norm", "norm", "value"] = Field(
+        "global_norm", description="clip_norm is the largest norm of all gradients together (global_norm), of each parameter's "
+                                   "(norm), or the largest absolute value of each element (value)")
     log_every_steps: int = Field(10, ge=1, description="steps between two lines on the console")
+
+    @property
+    def clips_each(self) -> bool:
+        """Whether the norm of each parameter's gradient is needed."""
+        return self.clip_norm is not None and self.clip_by == "norm"
 
 
 class LossScaleConfig(Section):

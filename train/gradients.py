@@ -5,7 +5,8 @@ and one AllReduce adds up. `ShardedGradients` is for Ascend under any mesh: Mind
 network as its cells' `shard` says, and adds what communication the gradients need.
 """
 import mindspore as ms
-from mindspore import ParameterTuple, lazy_inline, nn, ops
+import numpy as np
+from mindspore import ParameterTuple, Tensor, lazy_inline, nn, ops
 from mindspore.ops import functional as F
 from mindspore.parallel.nn import GradAccumulation, Pipeline
 
@@ -44,19 +45,20 @@ def _clear_one(done, accumulated):
 
 class LocalGradients(nn.Cell):
     """construct: tokens, positions of this rank, sens float32 [2] (what the network's outputs are scaled by) ->
-        loss sum, number of tokens, sum of the squared gradients, gradients: of the global batch.
+        loss sum, number of tokens, sum of the squared gradients, the same of each parameter (float32 [parameters]; an empty tuple
+        unless `each`), gradients: of the global batch.
 
     Micro-batches follow one another, or all their activations would be alive at once.
     """
 
-    def __init__(self, network: nn.Cell, mesh: Mesh, num_micro_batches: int):
+    def __init__(self, network: nn.Cell, mesh: Mesh, num_micro_batches: int, each: bool = False):
         super().__init__(auto_prefix=False)
         self.network = network.set_grad()
         self.weights = ParameterTuple(network.trainable_params())
         self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
-        self.num_micro_batches, self.distributed = num_micro_batches, mesh.dp > 1
+        self.num_micro_batches, self.distributed, self.each = num_micro_batches, mesh.dp > 1, each
         # Not L2Loss: its CPU kernel adds up in order, in float32, and loses 7 % of 5e7 values' sum.
-        self.map, self.square, self.total = ops.HyperMap(), ops.Square(), ops.ReduceSum()
+        self.map, self.square, self.total, self.stack = ops.HyperMap(), ops.Square(), ops.ReduceSum(), ops.Stack()
         if self.distributed:
             self.sum_over_ranks = FusedSum(self.weights)
 
@@ -73,8 +75,9 @@ class LocalGradients(nn.Cell):
             sums, grads = sums + more_sums, self.map(_add, grads, more)
         if self.distributed:
             sums, grads = self.sum_over_ranks(sums, grads)
-        squares = F.addn(self.map(F.partial(_square_sum, self.square, self.total), grads))
-        return sums[0], sums[1], squares, grads
+        squares = self.map(F.partial(_square_sum, self.square, self.total), grads)
+        each = self.stack(squares) if self.each else ()
+        return sums[0], sums[1], F.addn(squares), each, grads
 
     def clear(self, done):
         """Nothing is kept from step to step."""
@@ -108,12 +111,13 @@ def in_micro_batches(network: nn.Cell, plan: Plan) -> nn.Cell:
 class ShardedGradients(nn.Cell):
     """As LocalGradients, in the terms of a compiled graph: in the network tensors are global, outside a rank has its own part.
 
-    The norm counts each parameter once: what a number of ranks hold alike is divided by it before all ranks add up.
+    The norm counts each parameter once: what a number of ranks hold alike is divided by it before all ranks add up. Where each is
+    clipped, that sum is a vector, in which every parameter of the whole model has a place, and a rank fills those of its stage.
     """
 
     def __init__(self, network: nn.Cell, sizes: Sizes, plan: Plan):
         super().__init__(auto_prefix=False)
-        mesh = plan.mesh
+        mesh, self.each = plan.mesh, plan.clips_each
         self.network = in_micro_batches(network, plan).set_grad()
         # This stage's own, or MindSpore would shorten the tuple of gradients at the split, but not the tuple of shares.
         self.weights = ParameterTuple(network.weights_of(mesh.stage if mesh.pp > 1 else None))
@@ -129,6 +133,10 @@ class ShardedGradients(nn.Cell):
         shares = square_shares(sizes, plan)
         self.shares = tuple(shares[w.name] for w in self.weights)
         self.map, self.l2_loss, self.all_reduce, self.stack = ops.HyperMap(), ops.L2Loss(), ops.AllReduce(), ops.Stack()
+        counts = [len(stage_parameters(sizes, plan, stage)) for stage in range(mesh.pp)]
+        self.first, self.end = sum(counts[:mesh.stage]), sum(counts[:mesh.stage + 1])
+        self.before, self.after = _zeros(self.first), _zeros(sum(counts) - self.end)
+        self.concat, self.sum = ops.Concat(), ops.ReduceSum()
         self.copies_of_sums, self.round = 1.0 / (mesh.dp * mesh.tp), ops.Round()  # the ranks of the last stage hold them alike
 
     def construct(self, tokens, positions, sens):
@@ -136,15 +144,26 @@ class ShardedGradients(nn.Cell):
         grads = self.grad(self.network, self.weights)(tokens, positions, sens)
         if self.takes_accumulators:
             grads = F.depend(self.accumulated, grads)
-        squares = F.addn(self.map(F.partial(_share_of_squares, self.l2_loss), self.shares, grads)) * 2.0
-        totals = self.all_reduce(self.stack((squares, sums[0] * self.copies_of_sums, sums[1] * self.copies_of_sums)))
-        return totals[1], self.round(totals[2]), totals[0], grads
+        halves = self.map(F.partial(_share_of_squares, self.l2_loss), self.shares, grads)
+        loss, count = sums[0] * self.copies_of_sums, sums[1] * self.copies_of_sums
+        if self.each:
+            places = (*self.before, self.stack(halves) * 2.0, *self.after)
+            totals = self.all_reduce(self.concat((self.stack((loss, count)), *places)))
+            squares = totals[2:]
+            return totals[0], self.round(totals[1]), self.sum(squares), squares[self.first:self.end], grads
+        totals = self.all_reduce(self.stack((F.addn(halves) * 2.0, loss, count)))
+        return totals[1], self.round(totals[2]), totals[0], (), grads
 
     def clear(self, done):
         """Zero the accumulators once `done`, a number that depends on the last use of the gradients, is there."""
         if self.accumulates:
             return F.depend(done, self.map(F.partial(_clear, done), self.all_accumulated))
         return done
+
+
+def _zeros(places: int) -> tuple[Tensor, ...]:
+    """For what other stages fill; nothing where there is none, since MindSpore has no empty tensors."""
+    return (Tensor(np.zeros(places), ms.float32),) if places else ()
 
 
 def square_shares(sizes: Sizes, plan: Plan) -> dict[str, float]:

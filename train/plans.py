@@ -1,5 +1,6 @@
 """The plan of a config: what preflight, the rehearsal and the training step itself reckon with. No MindSpore here."""
 import math
+from dataclasses import replace
 
 from parallel.cost.plan import make_plan
 from parallel.cost.sizes import Plan, Sizes
@@ -21,7 +22,7 @@ def plan_of(config: RunConfig, mesh: Mesh, num_micro_batches: int) -> tuple[Size
     """Sizes and plan. Raises UserError where the model cannot be cut as the plan says."""
     sizes = sizes_of(config, mesh.tp)
     samples = config.train.global_batch_size // mesh.dp // num_micro_batches
-    plan = make_plan(sizes, config.parallel, mesh, samples, num_micro_batches)
+    plan = replace(make_plan(sizes, config.parallel, mesh, samples, num_micro_batches), clips_each=config.train.clips_each)
     check(sizes, plan)
     return sizes, plan
 

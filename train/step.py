@@ -3,6 +3,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import functional as F
 
+from train.clipping import Clip
 from train.config import LossScaleConfig, TrainConfig
 from train.optimizer import AdamW
 from train.schedule import Schedule
@@ -51,33 +52,30 @@ class TrainStep(nn.Cell):
     def __init__(self, gradients: nn.Cell, config: TrainConfig, loss_scale: LossScaleConfig, tokens_per_batch: int):
         super().__init__(auto_prefix=False)  # parameters keep the names that they have in the GPT
         self.gradients, self.weights = gradients, gradients.weights
-        self.optimizer, self.schedule, self.scaler = AdamW(self.weights, config), Schedule(config), LossScaler(loss_scale)
+        self.tokens_per_batch, self.clip = tokens_per_batch, Clip(config, len(self.weights))
+        self.optimizer, self.schedule, self.scaler = AdamW(self.weights, config, self.clip.limit), Schedule(config), LossScaler(loss_scale)
         self.steps = Parameter(Tensor(0, ms.int32), name="steps", requires_grad=False)
         self.only_losses = Tensor([1.0, 0.0], ms.float32)
-        self.tokens_per_batch, self.clip_norm = tokens_per_batch, config.clip_norm
-        self.sqrt, self.minimum, self.maximum, self.is_finite = ops.Sqrt(), ops.Minimum(), ops.Maximum(), ops.IsFinite()
+        self.sqrt, self.maximum, self.is_finite = ops.Sqrt(), ops.Maximum(), ops.IsFinite()
 
-    def update(self, finite, grads, factor, lr):
+    def update(self, finite, grads, factors, lr):
         """AdamW where the gradients are finite.
 
         A function of its own: MindSpore compiles what follows an `if` once for each of its branches.
         """
         if finite:
-            self.optimizer(grads, factor, lr)
+            self.optimizer(grads, factors, lr)
         return finite
 
     def construct(self, tokens, positions):
         scale = self.scaler.scale * 1.0
-        loss, count, squares, grads = self.gradients(tokens, positions, self.only_losses * scale / self.tokens_per_batch)
+        loss, count, squares, each, grads = self.gradients(tokens, positions, self.only_losses * scale / self.tokens_per_batch)
         count = self.maximum(count, 1.0)
         unscale = self.tokens_per_batch / (count * scale)
         norm = self.sqrt(squares) * unscale
         finite = self.is_finite(norm)
-        factor = unscale
-        if self.clip_norm is not None:
-            factor = unscale * self.minimum(self.clip_norm / (norm + 1e-6), 1.0)
         lr = self.schedule(self.steps)
-        self.update(finite, grads, factor, lr)
+        self.update(finite, grads, self.clip(norm, each, unscale), lr)
         norm = self.gradients.clear(norm)
         finite = self.scaler(finite)
         self.steps = self.steps + 1

@@ -52,8 +52,9 @@ def communication(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     micro, mesh = plan.num_micro_batches, plan.mesh
     within = [replace(t, count=t.count * micro)
               for t in [*_blocks(sizes, plan, stage), *_ends(sizes, plan, stage), *_boundaries(sizes, plan, stage)]]
+    norms = sum(n for s in range(mesh.pp) for _, n in stage_kinds(sizes, plan, s)) if plan.clips_each else 1
     step = [*_inputs(sizes, plan, stage), *_gradients(sizes, plan.for_weights(), stage), *_tied(sizes, plan, stage),
-            Traffic("AllReduce", "all", 1, 12, "sums: squared gradients, losses, tokens", "step")]
+            Traffic("AllReduce", "all", 1, 4 * (norms + 2), "sums: squared gradients, losses, tokens", "step")]
     if stage == mesh.pp - 1:  # equal in all micro-batches: the compiler sees it where they are one graph, without a pipeline
         step.append(Traffic("AllReduce", "dp", micro if mesh.pp > 1 else 1, 4, "gradient of the sum of losses", "step"))
     same = {"dp x tp": "tp" if mesh.dp == 1 else "dp" if mesh.tp == 1 else "dp x tp"}

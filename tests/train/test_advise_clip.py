@@ -22,6 +22,8 @@ def test_percentiles_of_a_run(tiny_yaml, tmp_path, capsys):
     # 11 to 111 without 100
     assert "steps 11 to 111 of" in out and "(100 steps, 1 skipped)" in out and "p50  60.5" in out and "max  111" in out
     assert "train.clip_norm=91 clips 19.0% of the steps" in out
+    assert main([*command, "train.clip_by=norm"]) == 0
+    assert capsys.readouterr().out.endswith("train.clip_by=norm limits others, of which a run keeps no figures\n")
     shutil.copy(GOLDEN, path)
     assert main([*command, "train.clip_norm=null"]) == 0
     assert "nothing is clipped" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import exact, metrics
 from train.callbacks.evaluate import REQUEST
 from train.callbacks.health import clip_factor
+from train.config import TrainConfig
 from train.run import run
 from train.schedule import learning_rate
 
@@ -74,7 +75,10 @@ def test_tensorboard_has_curves_and_histograms(watched):
 
 
 def test_clipping_is_undone_and_the_schedule_is_followed(watched):
-    assert clip_factor(4.0, 2.0) == pytest.approx(0.5, rel=1e-6) and clip_factor(1.0, 2.0) == clip_factor(9.0, None) == 1.0
+    clips = TrainConfig(clip_norm=2.0)
+    assert clip_factor(4.0, clips) == pytest.approx(0.5, rel=1e-6)
+    assert clip_factor(1.0, clips) == clip_factor(9.0, TrainConfig(clip_norm=None)) == 1.0
+    assert clip_factor(9.0, TrainConfig(clip_by="value")) == clip_factor(9.0, TrainConfig(clip_by="norm")) == 1.0
     for row in metrics(watched.run.folder):
         assert learning_rate(watched.train, row["step"] - 1) == pytest.approx(row["lr"], rel=1e-5)
 

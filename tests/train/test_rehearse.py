@@ -85,6 +85,15 @@ def test_optimizer_sharding(cache, plan_yaml, tmp_path):
     check(report, PLAN["train"]["clip_norm"])
 
 
+@pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_each_parameter_clipped_by_its_own_norm(dp, cache, plan_yaml, tmp_path):
+    """Slices over tp, copies over dp, parameters of two stages and the tied table: each norm counts everything once."""
+    options = [f"parallel.dp={dp}", "train.clip_by=norm", "train.clip_norm=0.05", "eval.stage.enabled=false"]
+    code, report = run(plan_yaml, tmp_path, *ONE_LAYER_A_STAGE, *options)
+    assert code == 0
+    check(report, 0.05)
+
+
 # --- Can the rehearsal fail? Each fault is planted into the graphs that agreed above. ---
 
 WEIGHT = "blocks.0.attention.query.weight"

@@ -20,7 +20,7 @@ from model.gpt import GPT
 from parallel.mesh import Mesh
 from train.build import build_probe_step
 from train.clock import Clock
-from train.config import RunConfig
+from train.config import RunConfig, TrainConfig
 from train.console import say
 from train.schedule import learning_rate
 from train.step import TrainStep
@@ -87,7 +87,7 @@ class Health(Callback):
             with self.clock.measure("fetch"):  # on an asynchronous device this waits for the step itself
                 _, norm, _, overflow, *_ = (x.asnumpy().item() for x in run_context.original_args().net_outputs)
             with self.clock.measure("health"):
-                self.layers[self.step] = self.look(None if overflow else 1.0 / clip_factor(norm, self.config.train.clip_norm))
+                self.layers[self.step] = self.look(None if overflow else 1.0 / clip_factor(norm, self.config.train))
 
     def look(self, scale: float | None) -> dict[str, dict]:
         """The figures of each layer now; the histograms go to TensorBoard. For `scale` see LayerWatch.after."""
@@ -123,9 +123,10 @@ def batch_figures(tokens: np.ndarray) -> dict[str, float]:
             "padding_share": round(padding / tokens.size, 4)}
 
 
-def clip_factor(norm: float, clip_norm: float | None) -> float:
-    """What TrainStep multiplies gradients of this global norm by."""
-    return 1.0 if clip_norm is None else min(clip_norm / (norm + 1e-6), 1.0)
+def clip_factor(norm: float, config: TrainConfig) -> float:
+    """What TrainStep multiplies gradients of this global norm by; 1 where it clips each by itself, which is not undone."""
+    clips = config.clip_norm is not None and config.clip_by == "global_norm"
+    return min(config.clip_norm / (norm + 1e-6), 1.0) if clips else 1.0
 
 
 def probe_tokens(config: RunConfig, manifest: Manifest) -> np.ndarray | None:
