@@ -1,9 +1,27 @@
 """The section `model`: the sizes of a GPT-2 style model."""
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from parallel.config import Section
+from parallel.errors import UserError
+from parallel.patterns import first_match
+
+
+class InitRule(Section):
+    """Initial values of parameters by name. Fans: a matrix is [out, in], the token table [tokens, hidden]."""
+
+    pattern: str = Field(min_length=1, description="glob on parameter names, such as blocks.*.mlp.*.weight; * goes over dots")
+    kind: Literal["normal", "residual", "truncated_normal", "xavier_uniform", "xavier_normal", "he_normal", "zeros", "ones"] = \
+        Field(description="residual: normal with std / sqrt(2 * num_layers); truncated_normal: none beyond two std")
+    std: float | None = Field(None, gt=0.0, description="of normal, residual, truncated_normal (before it is cut); null: init_std")
+
+    @model_validator(mode="after")
+    def _std_means_something(self):
+        if self.std is not None and self.kind not in ("normal", "truncated_normal", "residual"):
+            raise ValueError(f"std={self.std:g} means nothing for {self.kind}: remove it; normal, residual and truncated_normal have "
+                             "one")
+        return self
 
 
 class ModelConfig(Section):
@@ -18,12 +36,26 @@ class ModelConfig(Section):
     seq_length: int = Field(128, ge=1, description="learned positions: the longest context")
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="after the embedding, in attention, before each residual sum")
     init_std: float = Field(0.02, gt=0.0, description="standard deviation of the initial weights")
+    init: Annotated[tuple[InitRule, ...], Field(strict=False)] = Field(
+        (), description="initial values by name; the first pattern that matches counts, and GPT-2's values elsewhere")
     layer_norm_eps: float = Field(1e-5, gt=0.0, description="added to the variance in LayerNorm")
 
     @property
     def ffn_size(self) -> int:
         """The MLP's width with `auto` resolved."""
         return 4 * self.hidden_size if self.ffn_hidden_size == "auto" else self.ffn_hidden_size
+
+    def init_rule(self, name: str) -> InitRule | None:
+        """What `init` says of a parameter; None: nothing."""
+        found = first_match([rule.pattern for rule in self.init], name)
+        return None if found is None else self.init[found]
+
+    def check_init(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise UserError where `init` asks for values by fan-in and fan-out of a vector, which has neither."""
+        rule = self.init_rule(name)
+        if rule and len(shape) < 2 and rule.kind.startswith(("xavier", "he_")):
+            raise UserError(f"model.init: {rule.kind} is for matrices, but its pattern {rule.pattern} is also the first to match "
+                            f"the vector {name}: make it narrower, such as blocks.*.mlp.*.weight")
 
     @property
     def head_size(self) -> int:

@@ -139,7 +139,7 @@ def _locate(loc: tuple, values: Any, tree: type[Section]) -> tuple[Keys, type[Se
         inner = _section_of(field.annotation) if field else tree
         if inner is not None and part in inner.model_fields:
             section, field = inner, inner.model_fields[part]
-        elif inner is not None and known:
+        elif inner is not None and known and not isinstance(values, list):
             section, field = inner, None
         elif not known:
             continue
@@ -154,9 +154,10 @@ def _section_of(annotation: Any) -> type[Section] | None:
 
 
 def _sections(tree: type[Section], keys: Keys = ()) -> dict[Keys, type[Section]]:
+    """The sections of a tree by their keys; not those in lists, whose keys are not set one at a time."""
     found = {keys: tree}
     for name, field in tree.model_fields.items():
-        inner = _section_of(field.annotation)
+        inner = None if get_origin(field.annotation) in (list, tuple) else _section_of(field.annotation)
         found.update(_sections(inner, (*keys, name)) if inner else {})
     return found
 

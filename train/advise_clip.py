@@ -35,8 +35,8 @@ def advise(config: RunConfig) -> str:
              f"  {'max':>6}  {max(norms):.4g}"]
     now, by = config.train.clip_norm, config.train.clip_by
     if now is not None and by != "global_norm":
-        return "\n".join([*lines, f"These are norms of all gradients together; train.clip_by={by} limits others, of which a run keeps no "
-                                  "figures"])
+        return "\n".join([*lines, f"These are norms of all gradients together; train.clip_by={by} limits others, of which a run "
+                                  "keeps no figures"])
     if now is not None:
         lines.append(f"train.clip_norm={now:g} clips {np.mean(np.array(norms) > now):.1%} of the steps")
     else:

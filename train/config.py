@@ -10,6 +10,9 @@ from eval.config import EvalConfig, HealthConfig
 from model.config import ModelConfig
 from parallel import config_file
 from parallel.config import ParallelConfig, Section
+from parallel.cost.parameters import all_parameters
+from parallel.cost.sizes import Sizes
+from parallel.patterns import check_patterns
 
 
 class RunSection(Section):
@@ -23,6 +26,21 @@ class RunSection(Section):
     def folder(self) -> Path:
         """<dir>/<name>."""
         return self.dir / self.name
+
+
+class ParameterGroup(Section):
+    """Parameters by name, and how their learning rate and weight decay differ."""
+
+    pattern: str = Field(min_length=1, description="glob on parameter names, such as blocks.*.mlp.*; * goes over dots")
+    lr_factor: float = Field(1.0, ge=0.0, description="times the learning rate; 0: frozen, but its gradient counts in the norm")
+    weight_decay: float | None = Field(None, ge=0.0, description="in place of train.weight_decay, on biases and norms too")
+    weight_decay_factor: float | None = Field(None, ge=0.0, description="times the decay that it has without this group")
+
+    @model_validator(mode="after")
+    def _one_decay(self):
+        if self.weight_decay is not None and self.weight_decay_factor is not None:
+            raise ValueError("weight_decay and weight_decay_factor are two ways to say one thing: give one of them")
+        return self
 
 
 class TrainConfig(Section):
@@ -40,9 +58,11 @@ class TrainConfig(Section):
     decay_fraction: float = Field(0.1, gt=0.0, le=1.0, description="wsd: share of the steps after the warm-up that decay")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     weight_decay: float = Field(0.1, ge=0.0, description="decoupled; not on biases and norms")
+    groups: Annotated[tuple[ParameterGroup, ...], Field(strict=False)] = Field(
+        (), description="parameters with another learning rate or weight decay; the first pattern that matches counts")
     betas: tuple[float, float] = Field((0.9, 0.95), strict=False, description="AdamW's decay of the two moments")
     eps: float = Field(1e-8, gt=0.0, description="AdamW's epsilon")
-    clip_norm: float | None = Field(1.0, gt=0.0, description="what clip_by limits: a norm, or an absolute value; null: no clipping")
+    clip_norm: float | None = Field(1.0, gt=0.0, description="what clip_by limits; null: no clipping")
     clip_by: Literal["global_norm", "norm", "value"] = Field(
         "global_norm", description="clip_norm is the largest norm of all gradients together (global_norm), of each parameter's "
                                    "(norm), or the largest absolute value of each element (value)")
@@ -112,6 +132,11 @@ class RunConfig(Section):
             raise ValueError("ckpt.init_partial=true needs ckpt.init_from, the checkpoint to take tensors from")
         if t.warmup_steps > t.total_steps:
             raise ValueError(f"train.warmup_steps={t.warmup_steps} exceeds train.total_steps={t.total_steps}")
+        parameters = all_parameters(Sizes(m.hidden_size, m.num_layers, m.num_heads, m.ffn_size, 1, m.seq_length, m.seq_length))
+        check_patterns("train.groups", [g.pattern for g in t.groups], [p.name for p in parameters])
+        check_patterns("model.init", [rule.pattern for rule in m.init], [p.name for p in parameters])
+        for p in parameters:
+            m.check_init(p.name, p.shape)
         if t.min_lr > t.lr:
             raise ValueError(f"train.min_lr={t.min_lr} exceeds train.lr={t.lr}")
         if not all(0.0 <= b < 1.0 for b in t.betas):

@@ -26,7 +26,7 @@ from eval.comparison.reports import series
 from eval.health.rules.reports import report_events
 from model.init import initial_value, initialize
 from parallel import collectives, config_file, context
-from parallel.cost.parameters import parameter_count
+from parallel.cost.parameters import all_parameters, parameter_count
 from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.mesh import Mesh
@@ -42,7 +42,9 @@ from train.clock import Clock
 from train.config import RunConfig
 from train.console import say
 from train.events import Events
+from train.groups import described
 from train.heartbeat import Heartbeat
+from train.initial import refuse_uninitialised, report_outputs
 from train.metrics_log import MetricsLog, finite
 from train.nodes import NUMBER, fence
 from train.plans import plan_of, sizes_of
@@ -144,6 +146,8 @@ class Training:
                 checkpoint = store.load_given(c.ckpt.init_from)
                 self.notes += state.restore_weights(self.step, checkpoint, self.identity, str(c.ckpt.init_from), self.cut,
                                                     c.ckpt.init_partial)
+            names = [p.name for p in all_parameters(sizes_of(c, self.mesh.tp))]
+            refuse_uninitialised(self.step, c, names, self.cut)
             return
         state.restore(self.step, checkpoint, self.identity, where, self.cut)
         self.first_step, self.consumed_samples = checkpoint.step, checkpoint.state["consumed_samples"]
@@ -220,6 +224,7 @@ class Training:
                       f"{self.micro_batch_size} x {self.num_micro_batches}"),
             ("steps", f"{self.first_step} -> {self.last_step} of {t.total_steps}  "
                       f"({t.total_steps * tokens / train_set.tokens:.2f} epochs in all)"),
+            *(("group", line) for line in described((p.name for p in all_parameters(sizes_of(c, 1))), t)),
             *(("note", line) for line in self.notes)])
 
     def train(self) -> bool:
@@ -260,6 +265,10 @@ class Training:
             if steps:
                 if health:
                     health.warm_up()
+                    if self.first_step == 0 and health.probe:
+                        figures, _ = health.probe.run(False)  # by all ranks that it is cut over
+                        if folder:
+                            report_outputs(figures, folder)
                 samples = [SampleLog(c.run.folder, self.mesh.rank, self.first_step)] if c.data.log_samples else []
                 callbacks = [clock, heartbeat, *samples, *[health] * (health is not None), monitor, evaluate, save]
                 evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save

@@ -1,10 +1,14 @@
 """A plan made small enough to be executed here: the same mesh, the same code, few and narrow layers, short sequences."""
+from dataclasses import replace
+
 import numpy as np
 
+from parallel.cost.parameters import all_parameters
 from parallel.errors import UserError
 from parallel.mesh import Mesh
-from train.config import RunConfig
-from train.plans import plan_of
+from parallel.patterns import first_match
+from train.config import ParameterGroup, RunConfig
+from train.plans import plan_of, sizes_of
 
 VOCAB = 61  # prime, so that the table is padded under any tp
 
@@ -35,11 +39,19 @@ def scaled(config: RunConfig, mesh: Mesh, num_micro_batches: int, overrides: set
         "train": {"micro_batch_size": micro, "global_batch_size": micro * mesh.dp * num_micro_batches, "lr": 1e-2, "min_lr": 0.0,
                   "eps": 1e-5, "schedule": "constant", "warmup_steps": 0, "total_steps": 100, "stop_at_step": None},
     }
+    values["train"]["groups"], values["model"]["init"] = groups_within(config, sum(small)), ()
     updated = {}
     for name, section in values.items():
         kept = {key: value for key, value in section.items() if f"{name}.{key}" not in overrides}
         updated[name] = getattr(config, name).model_copy(update=kept)
     return RunConfig.model_validate(config.model_copy(update=updated).model_dump())
+
+
+def groups_within(config: RunConfig, num_layers: int) -> tuple[ParameterGroup, ...]:
+    """The parameter groups that have a parameter in a model of so many layers."""
+    names, groups = [p.name for p in all_parameters(replace(sizes_of(config, 1), layers=num_layers))], config.train.groups
+    counting = {first_match([group.pattern for group in groups], name) for name in names}
+    return tuple(group for i, group in enumerate(groups) if i in counting)
 
 
 def initial_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:

@@ -65,7 +65,7 @@ def capture(step: TrainStep, copies: HostCopies, vocab_size: int, rank: int, cut
 def identity_of(config: RunConfig, tokenizer_sha256: str, samples_sha256: str) -> dict:
     """What must be equal for a checkpoint to be gone on with: the model, the tokenizer, the samples and their order."""
     # These may change in mid-run, and it is said if they do.
-    model = config.model.model_dump(exclude={"vocab_multiple", "dropout", "init_std"})
+    model = config.model.model_dump(exclude={"vocab_multiple", "dropout", "init_std", "init"})
     return {"model": {**model, "ffn_hidden_size": config.model.ffn_size}, "tokenizer": tokenizer_sha256,
             "samples": samples_sha256, "seed": config.run.seed}
 

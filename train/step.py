@@ -53,7 +53,8 @@ class TrainStep(nn.Cell):
         super().__init__(auto_prefix=False)  # parameters keep the names that they have in the GPT
         self.gradients, self.weights = gradients, gradients.weights
         self.tokens_per_batch, self.clip = tokens_per_batch, Clip(config, len(self.weights))
-        self.optimizer, self.schedule, self.scaler = AdamW(self.weights, config, self.clip.limit), Schedule(config), LossScaler(loss_scale)
+        self.optimizer = AdamW(self.weights, config, self.clip.limit)
+        self.schedule, self.scaler = Schedule(config), LossScaler(loss_scale)
         self.steps = Parameter(Tensor(0, ms.int32), name="steps", requires_grad=False)
         self.only_losses = Tensor([1.0, 0.0], ms.float32)
         self.sqrt, self.maximum, self.is_finite = ops.Sqrt(), ops.Maximum(), ops.IsFinite()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from parallel.cost.sizes import Plan, Sizes
+from parallel.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ def stage_parameters(sizes: Sizes, plan: Plan, stage: int) -> list[Parameter]:
     """The same one by one, under the names that they have in the model."""
     return [replace(p, name=p.name.replace("*", str(i))) for p, _ in stage_kinds(sizes, plan, stage)
             for i in (plan.blocks(stage) if "*" in p.name else [0])]
+
+
+def all_parameters(sizes: Sizes) -> list[Parameter]:
+    """Of the whole model, one by one."""
+    return stage_parameters(sizes, Plan(Mesh(1), 1, 1, (sizes.layers,)), 0)
 
 
 def parameter_count(sizes: Sizes) -> int:

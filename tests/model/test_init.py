@@ -1,13 +1,17 @@
 """model/init.py: GPT-2's initial weights, each a function of (seed, name) alone."""
+import zlib
 from types import SimpleNamespace
 
+import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor
+from mindspore.common.initializer import HeNormal, Normal, TruncatedNormal, XavierNormal, XavierUniform, initializer
+from scipy.stats import norm, truncnorm, uniform
 
-from model.config import ModelConfig
+from model.config import InitRule, ModelConfig
 from model.gpt import GPT
-from model.init import initialize
+from model.init import initial_value, initialize
 
 ENDS = ("attention.output.weight", "mlp.down.weight")  # the two that add to the residual stream
 
@@ -91,3 +95,72 @@ def test_no_two_parameters_are_alike(drawn):
     firsts = np.array([value[:1000] / value.std() for value in normal.values()])
     correlation = np.corrcoef(firsts) - np.eye(len(firsts))
     assert np.abs(correlation).max() < 5 / np.sqrt(1000)
+
+
+# --- model.init: by name
+
+KINDS = {  # of mlp.up.weight [192, 48] of 2 layers: standard deviation, largest absolute value (None: without end)
+    "normal": (0.02, None), "residual": (0.02 / 2, None), "truncated_normal": (0.02 * truncnorm.std(-2, 2), 0.04),
+    "xavier_uniform": (np.sqrt(2 / 240), np.sqrt(6 / 240)), "xavier_normal": (np.sqrt(2 / 240), None),
+    "he_normal": (np.sqrt(2 / 48), None),
+}
+MINDSPORE = {"normal": Normal(0.02), "xavier_uniform": XavierUniform(), "xavier_normal": XavierNormal(), "he_normal": HeNormal(),
+             "truncated_normal": TruncatedNormal(0.02, a=-0.04, b=0.04)}
+UP = "blocks.1.mlp.up.weight"
+
+
+def ruled(*rules: dict, **changes) -> ModelConfig:
+    return config_of().model_copy(update={"init": tuple(InitRule(**rule) for rule in rules), **changes})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_moments_of_each_kind(kind, drawn):
+    std, largest = KINDS[kind]
+    found = values(ruled({"pattern": "*.mlp.up.weight", "kind": kind}))
+    for name, value in found.items():
+        if not name.endswith("mlp.up.weight"):
+            assert np.array_equal(value, drawn[name]), name
+            continue
+        n = value.size
+        assert value.dtype == np.float32 and value.shape == (192, 48)
+        assert abs(value.mean()) < 5 * std / np.sqrt(n) and value.std() == pytest.approx(std, rel=5 / np.sqrt(2 * n))
+        kurtosis = ((value / value.std())**4).mean()
+        expected = {"xavier_uniform": uniform(), "truncated_normal": truncnorm(-2, 2)}.get(kind, norm()).stats("k") + 3
+        assert kurtosis == pytest.approx(expected, rel=0.08)
+        if largest:
+            assert 0.97 * largest < np.abs(value).max() <= largest * (1 + 1e-6)
+        if kind in MINDSPORE:
+            theirs = initializer(MINDSPORE[kind], value.shape, ms.float32).init_data().asnumpy()
+            assert value.std() == pytest.approx(theirs.std(), rel=10 / np.sqrt(2 * n))
+            quantiles = np.linspace(0.01, 0.99, 15)
+            np.testing.assert_allclose(np.quantile(value, quantiles), np.quantile(theirs, quantiles), atol=0.1 * std)
+    assert not np.array_equal(found[UP], found[UP.replace("1", "0")])
+
+
+def test_the_first_match_counts_and_the_rest_is_as_ever(drawn):
+    found = values(ruled({"pattern": "blocks.1.mlp.up.*", "kind": "ones"}, {"pattern": "blocks.1.*.weight", "kind": "zeros"},
+                         {"pattern": "embedding.position", "kind": "normal", "std": 0.5}))
+    for name, value in found.items():
+        if name.startswith("blocks.1.mlp.up."):
+            assert (value == 1).all()
+        elif name.startswith("blocks.1.") and name.endswith(".weight"):
+            assert (value == 0).all()
+        elif name == "embedding.position":
+            np.testing.assert_allclose(value, drawn[name] * 25, rtol=1e-6)  # the same stream
+        else:
+            assert np.array_equal(value, drawn[name]), name
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "ones"])
+def test_padding_of_the_table_is_zero_and_changes_nothing(kind):
+    config = ruled({"pattern": "embedding.token", "kind": kind})
+    plain, padded = (initial_value("embedding.token", (rows, 48), config, 7) for rows in (300, 320))
+    assert np.array_equal(plain, padded[:300]) and not padded[300:].any() and plain.any()
+
+
+def test_what_was_drawn_before_there_were_rules():
+    """Bytes of each parameter's value as commit 12b10c5 had them."""
+    digests = [zlib.crc32(initial_value(name, shape, config_of(), 1234).tobytes())
+               for name, shape in (("embedding.token", (320, 48)), (UP, (192, 48)), ("blocks.0.mlp.down.weight", (48, 192)),
+                                   ("norm.weight", (48,)), ("norm.bias", (48,)))]
+    assert digests == [2259753287, 787794465, 2179608986, 861962041, 2348746994]
