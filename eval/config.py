@@ -57,6 +57,7 @@ class HealthConfig(Section):
     spike_z: float = Field(6.0, gt=0.0, description="a loss so many robust standard deviations above the median is a spike")
     probe_samples: int = Field(2, ge=0, description="held-out samples whose activations are looked at; 0: none")
     histograms: bool = Field(True, description="gradients and activations as histograms in TensorBoard")
+    locate_nan: bool = Field(True, description="run the first step that is not finite again, cell by cell")
     rules: RulesConfig = RulesConfig()
     on_event: str | None = Field(None, description="shell command that is given each event as JSON on its standard input")
 

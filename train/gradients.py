@@ -83,6 +83,10 @@ class LocalGradients(nn.Cell):
         """Nothing is kept from step to step."""
         return done
 
+    def finite_here(self) -> bool:
+        """Whether this rank's own part of the last step is known to have been finite; of one rank it is not."""
+        return self.distributed and bool(self.sum_over_ranks.here.isfinite())
+
 
 class Shared(nn.Cell):
     """The network as a graph of its own, which all micro-batches call: compiled once, however many there are."""

@@ -10,11 +10,9 @@ from eval.health.layers import EMBEDDING, NORM, layer_names
 from parallel.mesh import Mesh
 from train.build import build_gpt, build_train_step
 from train.config import RunConfig
+from train.findings import LARGEST_SQUARE, verdict_of
 from train.probes import Passage, Probes, figures
 from train.step import TrainStep
-
-LARGEST_SQUARE = float(np.finfo(np.float32).max)
-SHOWN = 4  # names in a message
 
 
 @dataclass(frozen=True)
@@ -113,46 +111,3 @@ def merge(layers: dict[str, dict], more: dict[str, dict]) -> None:
         both = [f, layers.get(name, f)]
         sizes = [one["abs_max"] for one in both]
         layers[name] = {"abs_max": None if None in sizes else max(sizes), "nonfinite": max(one["nonfinite"] for one in both)}
-
-
-def verdict_of(found: dict) -> tuple[str, str]:
-    """What was found, in a word and in a line: weights, forward, backward, gradient, norm, compiled or finite."""
-    if found["nonfinite_micro_batches"]:
-        if found["weights"]:
-            return "weights", f"weights are not finite before the step begins: {listed(found['weights'])}"
-        for direction in ("forward", "backward"):
-            if passage := found[direction]:
-                return direction, passage_line(passage)
-        bad = [name for name, f in found["gradients"].items() if f["nonfinite"]]
-        return "gradient", f"what every cell gives is finite, but not the gradient of {listed(bad)}"
-    if found["norm"]**2 > LARGEST_SQUARE:
-        return "norm", (f"every gradient is finite, but their squares add up to more than float32 can hold: the norm is up to "
-                        f"{found['norm']:.3g}, times the loss scale. The largest is that of {found['largest_gradient']}")
-    if found["compiled"]:
-        return "compiled", ("cell by cell everything is finite, but as a compiled graph the gradient of "
-                            f"{listed(found['compiled'])} is not: rounding at the edge of a number format")
-    return "finite", "loss and gradients are finite, cell by cell and as a compiled graph"
-
-
-def passage_line(passage: dict) -> str:
-    """A passage in words."""
-    made_by = passage["made_by"].removeprefix("gpt.") or "the network"
-    way = "forward" if passage["direction"] == "forward" else "backward"
-    cell = passage["cell"].removeprefix("gpt.")
-    where = made_by if made_by == cell else f"{made_by}, between its cells, before {cell}"
-    came = "; ".join(f"{name} {shown_figures(f)}" for name, f in passage["inputs"].items())
-    gave = "; ".join(shown_figures(f) for f in passage["outputs"].values() if f["nonfinite"])
-    return f"{way}, the first that is not finite is {where}: in {came or 'no numbers'}; out {gave}"
-
-
-def shown_figures(f: dict) -> str:
-    """One tensor's figures."""
-    size = "x".join(map(str, f["shape"])) or "scalar"
-    values = "nothing finite" if f["abs_max"] is None else f"{f['min']:.3g} to {f['max']:.3g}"
-    return f"{f['dtype']} {size}, {values}" + (f", {f['nonfinite']:.2%} not finite" if f["nonfinite"] else "")
-
-
-def listed(names) -> str:
-    """The first names, and how many there are."""
-    names = [*names]
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

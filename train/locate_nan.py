@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.dump:
             if options.step is not None or options.overrides or options.report:
                 raise UserError("--dump: step, settings and report are those of the training; leave --step, --set, --report away")
-            from train.rerun import rerun_dump  # late, here and below: a refusal does not wait for MindSpore
+            from train.apart import rerun_dump  # late, here and below: a refusal does not wait for MindSpore
             rerun_dump(options.dump)
             return 0
         folder = checkpoint_before(options.checkpoint, options.step)

@@ -1,28 +1,21 @@
-"""A step once more: from a checkpoint, or from what a training left in a folder (see train/locate_nan.py for the command)."""
-import json
+"""A step of a run once more, from a checkpoint before it (see train/locate_nan.py for the command)."""
 from pathlib import Path
 
-import numpy as np
 from mindspore import Tensor
 
 from ckpt.store import Checkpoint
-from ckpt.tensors import Tensors, pieces_of, write_pieces
 from data.dataset import train_dataset
 from data.manifest import load_manifest
 from data.order import SampleOrder
-from parallel import config_file, context
-from parallel.files import replace_text
+from parallel import context
 from parallel.mesh import Mesh, micro_batches
 from train import reports, state
 from train.build import build_gpt, build_train_step
-from train.config import RunConfig, load_config
+from train.config import RunConfig
 from train.console import header, say, shown
-from train.locate import Batch, listed, locate
-from train.metrics_log import finite
+from train.findings import lines_of, listed
+from train.locate import Batch, locate
 from train.run import resolve_vocab_size
-
-CONFIG, STEP, RESULT = "config.yaml", "step.safetensors", "result.json"
-WEIGHT = "weight."
 
 
 def rerun_step(config: RunConfig, checkpoint: Checkpoint, folder: Path, step: int, ranks: int, target: Path | None) -> None:
@@ -59,40 +52,3 @@ def rerun_step(config: RunConfig, checkpoint: Checkpoint, folder: Path, step: in
         say(line)
     if target:
         reports.write(target, found)
-
-
-def lines_of(found: dict) -> list[str]:
-    """What was found, for a person."""
-    lines = [f"step {found['step']}: {found['message']}"]
-    if bad := found["nonfinite_micro_batches"]:
-        lines.append(f"micro-batches that are not finite: {listed(map(str, bad))}")
-    if found.get("ranks"):
-        lines.append(f"on rank {listed(map(str, found['ranks']))}")
-    if bad := [name for name, f in found["gradients"].items() if f["nonfinite"]]:
-        lines.append(f"gradients that are not finite, first in the backward pass first: {listed(bad)}")
-    return [*lines, f"largest activations: {activations(found['layers'])}"]
-
-
-def activations(layers: dict[str, dict]) -> str:
-    """The largest absolute value of each layer's output."""
-    return ", ".join(f"{name} {'-' if f['abs_max'] is None else format(f['abs_max'], '.3g')}"
-                     f"{' (not all finite)' if f['nonfinite'] else ''}" for name, f in layers.items())
-
-
-def dump(folder: Path, config: RunConfig, weights: dict[str, np.ndarray], batch: Batch) -> None:
-    """Leave a step for `rerun_dump`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / CONFIG, config_file.dump(config))
-    arrays = {WEIGHT + name: value for name, value in weights.items()}
-    numbers = {"loss_scale": np.float64([batch.loss_scale]), "num_micro_batches": np.int64([batch.num_micro_batches])}
-    write_pieces(folder / STEP, pieces_of({**arrays, "tokens": batch.tokens, "positions": batch.positions, **numbers}))
-
-
-def rerun_dump(folder: Path) -> None:
-    """Look into the step that a training left in a folder; what is found is written there. Raises UserError."""
-    config = load_config(folder / CONFIG)
-    context.start()
-    arrays = Tensors([folder / STEP])
-    batch = Batch(arrays["tokens"], arrays["positions"], arrays["loss_scale"].item(), arrays["num_micro_batches"].item())
-    found = locate(config, {name.removeprefix(WEIGHT): arrays[name] for name in arrays if name.startswith(WEIGHT)}, batch)
-    replace_text(folder / RESULT, json.dumps(finite(found), allow_nan=False))

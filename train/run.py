@@ -34,6 +34,7 @@ from train import console, state
 from train.build import build_gpt, build_train_step, compiled, is_sharded
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.health import build_health, build_rules
+from train.callbacks.locate import Locate
 from train.callbacks.monitor import Monitor, peak_memory_bytes
 from train.callbacks.samples import SampleLog
 from train.callbacks.save import Save
@@ -247,13 +248,18 @@ class Training:
         health = build_health(clock, c, self.first_step, self.step, self.gpt, self.mesh, self.cut, self.manifest)
         if health:
             health.board = board
-        monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples, health)
+        triggers = Triggers(c.run.folder, c.ckpt.every_minutes, self.mesh.rank)
+        locate = Locate(clock, c, self.mesh, self.num_micro_batches, self.step, self.first_step, triggers, health) \
+            if health and c.health.locate_nan else None
+        monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples,
+                          locate or health)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
         heartbeat = Heartbeat(clock, c.run.folder, self.mesh.rank, self.first_step)
-        triggers = Triggers(c.run.folder, c.ckpt.every_minutes, self.mesh.rank)
         events = None
         if health and folder:
             events = Events(folder, self.first_step, board, c.health.on_event, triggers)
+            if locate:
+                locate.tell = events.tell
             health.follow(build_rules(c), sinks[0].last_rows, events.tell)
             evaluate.judge = lambda report: events.tell(report_events(report, series(folder), c.eval.stage.time_budget,
                                                                       c.health.rules))
@@ -270,7 +276,7 @@ class Training:
                         if folder:
                             report_outputs(figures, folder)
                 samples = [SampleLog(c.run.folder, self.mesh.rank, self.first_step)] if c.data.log_samples else []
-                callbacks = [clock, heartbeat, *samples, *[health] * (health is not None), monitor, evaluate, save]
+                callbacks = [clock, heartbeat, *samples, *[one for one in (health, locate) if one], monitor, evaluate, save]
                 evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save
                 with triggers.caught():
                     Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
