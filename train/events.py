@@ -5,9 +5,9 @@ import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
-from ckpt import store
 from eval.health.rules.base import Event
 from train.console import say, shown
+from train.diagnosis import last_good
 from train.metrics_log import MetricsLog
 from train.nodes import fence
 from train.reports import INDENT
@@ -30,8 +30,12 @@ class Events:
         self.running: list[subprocess.Popen] = []
         self.reason = ""
 
-    def tell(self, events: list[Event]) -> None:
-        """Say each; ask for the end of the run if one is of that level."""
+    def tell(self, events: list[Event], since: int | None = None) -> None:
+        """Say each; ask for the end of the run if one is of that level.
+
+        Args:
+            since: the step at which it began, where that is known; else the event's own.
+        """
         for event in events:
             self.log.write([asdict(event)])
             say(f"{INDENT}{event.level}   {event.rule} at step {event.step}: {event.message}")
@@ -40,13 +44,12 @@ class Events:
                 self._run(event)
             if event.level == "stop" and not self.triggers.halt:
                 self.triggers.halt = True
-                self.reason = f"{event.rule} at step {event.step}: {event.message}. {self._before(event.step)}"
+                self.reason = f"{event.rule} at step {event.step}: {event.message}. {self._before(since or event.step)}"
 
     def _before(self, step: int) -> str:
-        """The last checkpoint before a step."""
-        root = self.folder / "checkpoints"
-        good = [folder for folder in store.steps(root) if store.read_state(folder)["step"] < step]
-        return f"The last checkpoint before it is {shown(good[-1])}" if good else "There is no checkpoint before it"
+        """The last good checkpoint before a step."""
+        good = last_good(self.folder / "checkpoints", step - 1)
+        return f"The last good checkpoint before it is {shown(good)}" if good else "There is no good checkpoint before it"
 
     def _run(self, event: Event) -> None:
         for process in [p for p in self.running if p.poll() is not None]:

@@ -39,7 +39,7 @@ def shown_figures(f: dict) -> str:
     """One tensor's figures."""
     size = "x".join(map(str, f["shape"])) or "scalar"
     values = "nothing finite" if f["abs_max"] is None else f"{f['min']:.3g} to {f['max']:.3g}"
-    return f"{f['dtype']} {size}, {values}" + (f", {f['nonfinite']:.2%} not finite" if f["nonfinite"] else "")
+    return f"{f['dtype']} {size}, {values}" + (f", {f['nonfinite']:.2%} not finite" if 0 < f["nonfinite"] < 1 else "")
 
 
 def listed(names: Iterable[str]) -> str:
@@ -62,5 +62,5 @@ def lines_of(found: dict) -> list[str]:
 
 def activations(layers: dict[str, dict]) -> str:
     """The largest absolute value of each layer's output."""
-    return ", ".join(f"{name} {'-' if f['abs_max'] is None else format(f['abs_max'], '.3g')}"
-                     f"{' (not all finite)' if f['nonfinite'] else ''}" for name, f in layers.items())
+    return ", ".join(f"{name} nothing finite" if f["abs_max"] is None else
+                     f"{name} {f['abs_max']:.3g}{' (not all finite)' if f['nonfinite'] else ''}" for name, f in layers.items())

@@ -42,6 +42,7 @@ from train.checks import plan
 from train.clock import Clock
 from train.config import RunConfig
 from train.console import say
+from train.diagnosis import Diagnosis
 from train.events import Events
 from train.groups import described
 from train.heartbeat import Heartbeat
@@ -250,7 +251,7 @@ class Training:
             health.board = board
         triggers = Triggers(c.run.folder, c.ckpt.every_minutes, self.mesh.rank)
         locate = Locate(clock, c, self.mesh, self.num_micro_batches, self.step, self.first_step, triggers, health) \
-            if health and c.health.locate_nan else None
+            if health else None
         monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples,
                           locate or health)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
@@ -258,9 +259,10 @@ class Training:
         events = None
         if health and folder:
             events = Events(folder, self.first_step, board, c.health.on_event, triggers)
-            if locate:
-                locate.tell = events.tell
-            health.follow(build_rules(c), sinks[0].last_rows, events.tell)
+            locate.tell = events.tell
+            locate.rows += sinks[0].last_rows
+            diagnosis = Diagnosis(folder, events.tell, lambda: list(locate.rows), lambda: locate.found)
+            health.follow(build_rules(c), sinks[0].last_rows, diagnosis.tell)
             evaluate.judge = lambda report: events.tell(report_events(report, series(folder), c.eval.stage.time_budget,
                                                                       c.health.rules))
         save = self.saving(clock, monitor, triggers)
@@ -276,7 +278,7 @@ class Training:
                         if folder:
                             report_outputs(figures, folder)
                 samples = [SampleLog(c.run.folder, self.mesh.rank, self.first_step)] if c.data.log_samples else []
-                callbacks = [clock, heartbeat, *samples, *[one for one in (health, locate) if one], monitor, evaluate, save]
+                callbacks = [clock, heartbeat, *samples, *([health, locate] if health else []), monitor, evaluate, save]
                 evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save
                 with triggers.caught():
                     Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)

@@ -3,6 +3,7 @@ import json
 import math
 import shutil
 import zlib
+from collections import deque
 from collections.abc import Callable
 
 import mindspore as ms
@@ -24,6 +25,8 @@ from train.probes import figures
 from train.step import TrainStep
 from train.triggers import Triggers
 
+SEEN = ("step", "loss", "loss_scale", "overflow")
+REMEMBERED = 1000  # rows
 IN_A_ROW = 3  # skipped steps that a dynamic loss scale, once it has settled, does not explain
 FINITE = ("finite", "other")
 
@@ -47,28 +50,33 @@ class Locate(Callback):
         self.num_micro_batches, self.step, self.examiner = num_micro_batches, last_step, examiner
         self.on_host = ms.get_context("device_target") == "CPU"
         self.tell: Callable[[list[Event]], None] = lambda events: None
+        self.rows: deque[dict] = deque(maxlen=REMEMBERED)
         self.found: dict | None = None  # of the last step that was looked into, on rank 0
-        self.streak, self.settled, self.looked = 0, False, False
+        self.streak, self.settled = 0, False
+        self.looked: tuple[int, float] | None = None  # the weights (by the first step that skipped them) and the scale
 
     def on_train_step_end(self, run_context):
         self.step += 1
         arguments = run_context.original_args()
         self.batch = arguments.train_dataset_element
         if self.on_host:
-            loss, _, scale, overflow, *_ = (x.asnumpy().item() for x in arguments.net_outputs)
-            if self.due(loss, scale, bool(overflow)):
+            loss, _, scale, overflow, *_ = arguments.net_outputs
+            overflow = bool(overflow.asnumpy())
+            loss, scale = (x.asnumpy().item() if overflow else 1.0 for x in (loss, scale))
+            if self.due(self.step, loss, scale, overflow):
                 self.look(loss, scale)
 
     def examine(self, rows: list[dict]) -> None:
         """See the rows that the monitor has fetched."""
-        due = [] if self.on_host else [row for row in rows if self.due(row["loss"], row["loss_scale"], row["overflow"])]
+        self.rows += rows
+        due = [] if self.on_host else [row for row in rows if self.due(*(row[key] for key in SEEN))]
         if due and self.streak > rows[-1]["step"] - due[0]["step"]:
             self.look(rows[-1]["loss"], rows[-1]["loss_scale"])
         elif due:
             self.say(due[0]["step"], f"gradients are not finite, and the weights have changed since. {by_hand(due[0]['step'])}")
         self.examiner.examine(rows)
 
-    def due(self, loss: float, scale: float, overflow: bool) -> bool:
+    def due(self, step: int, loss: float, scale: float, overflow: bool) -> bool:
         """Whether a step is to be looked into; call it with each step once, in order.
 
         A dynamic scale is lowered by steps that are not finite until it fits, and now and then later: that is its work. It is not
@@ -79,9 +87,11 @@ class Locate(Callback):
         s, rule = self.config.precision.loss_scale, self.config.health.rules.overflow_streak
         strange = not s.dynamic or not math.isfinite(loss) or scale <= s.min or (self.settled and self.streak >= IN_A_ROW)
         last = rule.level == "stop" and self.streak == math.ceil(rule.threshold)
-        due = overflow and (last or (strange and not self.looked))
-        self.looked |= due
-        return due
+        now = step - self.streak, scale
+        if not (self.config.health.locate_nan and overflow and now != self.looked and (last or (strange and not self.looked))):
+            return False
+        self.looked = now
+        return True
 
     def look(self, loss: float, scale: float) -> None:
         """Run the last step again, all ranks together; rank 0 tells what was found, and writes it down."""
