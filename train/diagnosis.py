@@ -84,6 +84,6 @@ def lines_of(report: dict) -> list[str]:
         lines.append(f"activations at most {activations(report['layers'])}")
     scales = [f"{scale:g} from step {step}" for step, scale in report["loss_scale"]]
     lines.append(f"loss scale  {'... ' if len(scales) > CHANGES else ''}{', '.join(scales[-CHANGES:])}")
-    good = report["last_good_checkpoint"]
-    lines.append(f"checkpoint  the last before step {report['since']} with finite weights: {shown(Path(good)) if good else 'none'}")
+    good = shown(Path(report["last_good_checkpoint"])) if report["last_good_checkpoint"] else "none"
+    lines.append(f"checkpoint  the last before step {report['since']} with finite weights: {good}")
     return [*lines, "more        diagnosis.json"]

@@ -29,7 +29,7 @@ def passage_line(passage: dict) -> str:
     made_by = passage["made_by"].removeprefix("gpt.") or "the network"
     way = "forward" if passage["direction"] == "forward" else "backward"
     cell = passage["cell"].removeprefix("gpt.")
-    where = made_by if made_by == cell else f"{made_by}, between its cells, before {cell}"
+    where = made_by if made_by == cell else f"an operator of {made_by}, seen in {cell}"
     came = "; ".join(f"{name} {shown_figures(f)}" for name, f in passage["inputs"].items())
     gave = "; ".join(shown_figures(f) for f in passage["outputs"].values() if f["nonfinite"])
     return f"{way}, the first that is not finite is {where}: in {came or 'no numbers'}; out {gave}"

@@ -36,16 +36,18 @@ def locate(config: RunConfig, weights: Mapping[str, np.ndarray], batch: Batch) -
     nonfinite_micro_batches; of the first of them (or of the first of all) forward and backward: the first passage of a cell that
     is not finite, or None, gradients: parameter -> figures, in the order in which they came, and cells: every passage; layers:
     layer -> abs_max and nonfinite of its output, over all micro-batches; norm: what the gradients' can be at most, times the loss
-    scale; compiled: the parameters whose gradients were not finite where the step was run as a compiled graph, if it was.
+    scale; rerun_loss: the mean of these samples' token losses; compiled: the parameters whose gradients were not finite where the
+    step was run as a compiled graph, if it was.
 
     Args:
         config: the run's, with model.vocab_size resolved.
         weights: by name.
     """
     probes, sens = Probes(build(config, weights, batch).gradients.network), sens_of(config, batch)
-    shown, bad, layers, norm = None, [], {}, 0.0
+    shown, bad, layers, norm, totals = None, [], {}, 0.0, np.zeros(2)
     for i, (tokens, positions) in enumerate(batch.micro_batches()):
         sums, grads = probes.run(tokens, positions, sens)
+        totals += sums
         sizes = {p.name: float(np.linalg.norm(g.astype(np.float64).reshape(-1)))
                  for p, g in zip(probes.weights, grads, strict=True)}
         norm += float(np.linalg.norm([*sizes.values()]))  # a sum's norm is at most the sum of the norms
@@ -57,7 +59,8 @@ def locate(config: RunConfig, weights: Mapping[str, np.ndarray], batch: Batch) -
                      "cells": [asdict(p) for p in probes.passages]}
         merge(layers, layers_of(probes.passages, config.model.num_layers))
     found = {"weights": {name: f for name, value in weights.items() if (f := figures(value))["nonfinite"]},
-             "nonfinite_micro_batches": bad, "layers": layers, "norm": norm, **shown,
+             "nonfinite_micro_batches": bad, "layers": layers, "norm": norm,
+             "rerun_loss": float(totals[0] / max(totals[1], 1.0)), **shown,
              "compiled": None if bad or norm**2 > LARGEST_SQUARE else compiled(config, weights, batch)}
     verdict, message = verdict_of(found)
     return {"verdict": verdict, "message": message, **found}
@@ -89,13 +92,21 @@ def compiled(config: RunConfig, weights: Mapping[str, np.ndarray], batch: Batch)
 def first(passages: list[Passage], direction: str) -> dict | None:
     """The first of which something that comes out is not finite; None: there is none.
 
-    Where what goes in is not finite either, an operator between the cells made it, one of the cell around them ("made_by").
+    Where what goes in is not finite either, an operator between cells made it: one of the innermost cell around them into which
+    nothing of the kind went ("made_by").
     """
-    found = next((p for p in passages if p.direction == direction and p.nonfinite), None)
-    if found is None:
+    passages = [p for p in passages if p.direction == direction]
+    at = next((i for i, p in enumerate(passages) if p.nonfinite), None)
+    if at is None:
         return None
-    given = any(f["nonfinite"] for f in found.inputs.values())
-    return {**asdict(found), "made_by": found.cell.rpartition(".")[0] if given else found.cell}
+    made_by = passages[at]
+    while any(f["nonfinite"] for f in made_by.inputs.values()) and made_by.cell:
+        around = {made_by.cell.rsplit(".", n)[0] for n in range(1, made_by.cell.count(".") + 1)} | {""}
+        outer = [p for p in passages[at:] if p.cell in around]  # a cell around others ends after them
+        if not outer:
+            break
+        made_by = max(outer, key=lambda p: len(p.cell))
+    return {**asdict(passages[at]), "made_by": made_by.cell}
 
 
 def layers_of(passages: list[Passage], num_layers: int) -> dict[str, dict]:

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore._c_expression import MixedPrecisionType
 
+# What `to_float` makes of a cell's inputs: a compiled graph casts them, PyNative does not where a cell has a gradient of its own.
+HALVES = {MixedPrecisionType.FP16: ms.float16, MixedPrecisionType.BF16: ms.bfloat16, MixedPrecisionType.FP32: ms.float32}
 FLOATS = (ms.float32, ms.float16, ms.bfloat16, ms.float64)
 
 
@@ -85,6 +88,8 @@ class Probes:
         # Not by setattr: a Cell keeps what it is given among its parameters and cells.
         if cell.has_bprop:
             object.__setattr__(cell, "bprop", self._seen_bprop(cell, name, cell.bprop))
+            if half := HALVES.get(cell.mixed_precision_type):
+                cell.register_forward_pre_hook(lambda _, inputs: tuple(x.astype(half) if is_float(x) else x for x in inputs))
         object.__setattr__(cell, "construct", self._seen_construct(cell, name, cell.construct))
 
     def _seen_construct(self, cell: nn.Cell, name: str, construct):
