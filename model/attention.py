@@ -1,6 +1,5 @@
 """Causal self-attention."""
 import functools
-import math
 
 import mindspore as ms
 import numpy as np
@@ -18,32 +17,70 @@ def causal_mask(seq_length: int) -> Tensor:
     return Tensor(np.triu(np.full((seq_length, seq_length), -1e30, np.float32), 1))
 
 
+class Scores(nn.Cell):
+    """q k^T / sqrt(d): [batch, heads, seq, d] twice -> [batch, heads, seq, seq]. q is divided, that half precision has room."""
+
+    def __init__(self, head_size: int):
+        super().__init__()
+        self.mul, self.product, self.scale = ops.Mul(), ops.BatchMatMul(transpose_b=True), Tensor(head_size ** -0.5, ms.float32)
+
+    def construct(self, q, k):
+        return self.product(self.mul(q, self.scale), k)
+
+    def shard(self, parts: tuple[int, ...]) -> None:
+        """Cut q and k into `parts`."""
+        self.mul.shard((parts, ()))
+        self.product.shard((parts, parts))
+
+
+class MaskedSoftmax(nn.Cell):
+    """softmax(scores + causal mask) over the last axis: [batch, heads, seq, seq]."""
+
+    def __init__(self, seq_length: int):
+        super().__init__()
+        self.mask, self.corner, self.add, self.softmax = causal_mask(seq_length), Corner(2), ops.Add(), ops.Softmax(-1)
+
+    def construct(self, scores):
+        return self.softmax(self.add(scores, self.corner(self.mask, scores.shape[2:])))
+
+    def shard(self, parts: tuple[int, ...]) -> None:
+        """Cut the scores into `parts`."""
+        self.corner.shard()
+        self.add.shard((parts, (1, 1)))
+        self.softmax.shard((parts,))
+
+
+class Weigh(nn.Cell):
+    """p v: [batch, heads, seq, seq], [batch, heads, seq, d] -> [batch, heads, seq, d]."""
+
+    def __init__(self):
+        super().__init__()
+        self.product = ops.BatchMatMul()
+
+    def construct(self, p, v):
+        return self.product(p, v)
+
+    def shard(self, parts: tuple[int, ...]) -> None:
+        """Cut p and v into `parts`."""
+        self.product.shard((parts, parts))
+
+
 class AttentionCore(nn.Cell):
     """softmax(q k^T / sqrt(d) + causal mask) v by MindSpore's kernels, and the softmax; q, k, v, y [batch, heads, seq, d]."""
 
     def __init__(self, config: ModelConfig, salt: int):
         super().__init__()
-        self.scores, self.weigh = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
-        self.mul, self.add, self.softmax = ops.Mul(), ops.Add(), ops.Softmax(-1)
-        self.scale = Tensor(1.0 / math.sqrt(config.head_size), ms.float32)
-        self.mask, self.corner = causal_mask(config.seq_length), Corner(2)
+        self.scores, self.softmax, self.weigh = Scores(config.head_size), MaskedSoftmax(config.seq_length), Weigh()
         self.dropout = Dropout(config.dropout, (1, config.num_heads, 1, config.seq_length), salt)
 
     def construct(self, q, k, v, keys):
-        t = q.shape[2]
-        p = self.softmax(self.add(self.mul(self.scores(q, k), self.scale), self.corner(self.mask, (t, t))))
+        p = self.softmax(self.scores(q, k))
         return self.weigh(self.dropout(p, keys), v), p
 
     def shard(self, mesh: Mesh) -> None:
         """Samples over dp, heads over tp."""
-        parts = (mesh.dp, mesh.tp, 1, 1)
-        self.corner.shard()
-        self.scores.shard((parts, parts))
-        self.mul.shard((parts, ()))
-        self.add.shard((parts, (1, 1)))
-        self.softmax.shard((parts,))
-        self.dropout.shard(parts)
-        self.weigh.shard((parts, parts))
+        for cell in (self.scores, self.softmax, self.dropout, self.weigh):
+            cell.shard((mesh.dp, mesh.tp, 1, 1))
 
 
 class CausalSelfAttention(nn.Cell):

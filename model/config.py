@@ -1,4 +1,4 @@
-"""The section `model`: the sizes of a GPT-2 style model."""
+"""The sections `model`, the sizes of a GPT-2 style model, and `precision`, the number formats that it computes in."""
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -61,3 +61,35 @@ class ModelConfig(Section):
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_heads
+
+
+class LossScaleConfig(Section):
+    """Loss scale: dynamic with growth and backoff, or fixed."""
+
+    dynamic: bool = Field(False, description="halve at overflow, double after growth_interval good steps")
+    initial: float = Field(1.0, gt=0.0, description="scale of the first step; the scale itself where not dynamic")
+    growth_interval: int = Field(1000, ge=1, description="good steps in a row before the scale doubles")
+    min: float = Field(1.0, gt=0.0, description="the scale never falls below")
+    max: float = Field(2.0**24, gt=0.0, description="the scale never rises above")
+
+
+class PrecisionConfig(Section):
+    """Number formats; weights, gradients and the optimizer are float32 in every level."""
+
+    level: Literal["O0", "O1", "O2", "O3"] = Field(
+        "O0", description="O0: float32; O1: matrix products in half; O2: all but norms, softmax and loss; O3: all but the loss")
+    dtype: Literal["float16", "bfloat16"] = Field("float16", description="what half is; float16 wants a dynamic loss scale")
+    white_list: tuple[str, ...] = Field((), strict=False, description="cells in half whatever the level: types or globs on names")
+    black_list: tuple[str, ...] = Field((), strict=False, description="cells in float32, likewise; goes before white_list")
+    loss_scale: LossScaleConfig = LossScaleConfig()
+
+    @model_validator(mode="after")
+    def _rules(self):
+        if self.level == "O0" and (self.white_list or self.black_list):
+            raise ValueError("precision.white_list and black_list need a level of O1 to O3: O0 is float32 everywhere")
+        s = self.loss_scale
+        if s.min > s.max:
+            raise ValueError(f"precision.loss_scale.min={s.min} exceeds max={s.max}")
+        if not s.min <= s.initial <= s.max:
+            raise ValueError(f"precision.loss_scale.initial={s.initial} must lie between min={s.min} and max={s.max}")
+        return self

@@ -35,7 +35,7 @@ class CachedBlock(nn.Cell):
                                   for kind in ("keys", "values"))
         self.write, self.gather = ops.ScatterNdUpdate(), ops.Gather()
         self.scores, self.weigh, self.softmax = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(), ops.Softmax(-1)
-        self.reshape, self.transpose = ops.Reshape(), ops.Transpose()
+        self.reshape, self.transpose, self.cast = ops.Reshape(), ops.Transpose(), ops.Cast()
 
     def construct(self, x, slots, mask, rows):
         """slots int32 [n, t, heads, 3] (row, head, slot), mask float32 [n, heads, t, window], rows int32 [n] or None: all."""
@@ -46,13 +46,17 @@ class CachedBlock(nn.Cell):
         """Attention to the row's slots, once the new tokens have theirs."""
         attention, (n, heads, t, _) = self.block.attention, mask.shape
         split = (n, t, heads, attention.head_size)
-        k = self.write(self.keys, slots, self.reshape(attention.key(x), split))
-        v = self.write(self.values, slots, self.reshape(attention.value(x), split))
+        k = self.write(self.keys, slots, self.in_float32(attention.key(x), split))
+        v = self.write(self.values, slots, self.in_float32(attention.value(x), split))
         if rows is not None:
             k, v = self.gather(k, rows, 0), self.gather(v, rows, 0)
-        q = self.swap(self.reshape(attention.query(x) * self.scale, split))
+        q = self.swap(self.in_float32(attention.query(x), split) * self.scale)
         y = self.weigh(self.softmax(self.scores(q, k) + mask), v)
         return attention.output(self.reshape(self.swap(y), x.shape))
+
+    def in_float32(self, x, shape):
+        """What a product in half precision gave, for the cache."""
+        return self.reshape(self.cast(x, ms.float32), shape)
 
     def swap(self, x):
         """[n, a, b, d] -> [n, b, a, d]."""
@@ -92,7 +96,8 @@ class Logits(nn.Cell):
 
     def __init__(self, gpt: GPT):
         super().__init__(auto_prefix=False)
-        self.norm, self.embedding, self.head, self.gather = gpt.norm, gpt.embedding, Head(), ops.Gather()
+        self.norm, self.embedding, self.head = gpt.norm, gpt.embedding, Head().to_float(ms.float32)
+        self.gather = ops.Gather()
 
     def construct(self, x, rows):
         if rows is not None:

@@ -8,12 +8,13 @@ from mindspore import Parameter, Tensor, nn, ops
 from model import cpu
 from model.attention import CausalSelfAttention
 from model.config import ModelConfig
-from model.layers import Corner, Dropout, Gelu, LayerNorm, Linear, RowKeys, on_cpu, parameter
+from model.layers import Corner, Dropout, Gelu, LayerNorm, Linear, Residual, RowKeys, on_cpu, parameter, plain_kernels
+from model.precision import Precision
 from parallel.mesh import Mesh
 
 
 class Embedding(nn.Cell):
-    """Token plus position: int32 [batch, seq] -> (float32 [batch * seq, hidden], the token table [table rows, hidden]).
+    """Token plus position: int32 [batch, seq] -> [batch * seq, hidden].
 
     Args:
         table_rows: at least config.vocab_size; what is beyond it is padding, that tp may divide the table.
@@ -31,7 +32,7 @@ class Embedding(nn.Cell):
         batch, t = ids.shape
         position = self.gather_position(self.position, self.corner(self.positions, (t,)), 0)
         x = self.add(self.gather_token(self.token, ids, 0), self.reshape(position, (1, t, -1)))
-        return self.dropout(self.reshape(x, (batch * t, -1)), keys), self.token
+        return self.dropout(self.reshape(x, (batch * t, -1)), keys)
 
     def shard(self, mesh: Mesh) -> None:
         """The vocabulary over tp: each rank looks up what it has, and the parts are summed."""
@@ -75,7 +76,7 @@ class Block(nn.Cell):
         self.dropout1, self.dropout2 = (Dropout(config.dropout, (1, config.hidden_size), 3 * index + i) for i in (2, 3))
         # its own: keys from another pipeline stage would have to be sent
         self.row_keys = RowKeys(config.dropout, seed, config.seq_length)
-        self.add1, self.add2 = ops.Add(), ops.Add()
+        self.add1, self.add2 = Residual(), Residual()
 
     def construct(self, x, positions):
         batch = positions.shape[0]
@@ -87,12 +88,10 @@ class Block(nn.Cell):
 
     def shard(self, mesh: Mesh) -> None:
         """Batch over dp; heads and inner width over tp; with sequence parallelism the rest over tp by rows."""
-        for cell in (self.norm1, self.norm2, self.attention, self.mlp, self.row_keys):
+        for cell in (self.norm1, self.norm2, self.attention, self.mlp, self.row_keys, self.add1, self.add2):
             cell.shard(mesh)
         for dropout in (self.dropout1, self.dropout2):
             dropout.shard((mesh.rows, 1))
-        for add in (self.add1, self.add2):
-            add.shard(((mesh.rows, 1), (mesh.rows, 1)))
 
 
 class GPT(nn.Cell):
@@ -102,10 +101,20 @@ class GPT(nn.Cell):
         config: sizes, with vocab_size resolved to a number.
         seed: of the dropout masks.
         tp: must divide the rows of the token table, which is padded for it.
+        precision: number formats. With any half in them the model is built as for Ascend, on CPU too: its forms for CPU are
+            for float32 alone, where they are faster.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0, tp: int = 1):
+    def __init__(self, config: ModelConfig, seed: int = 0, tp: int = 1, precision: Precision | None = None):
         super().__init__()
+        self.precision = precision or Precision()
+        with plain_kernels(self.precision.in_half):
+            self.build(config, seed, tp)
+            self.on_cpu = on_cpu()
+        self.casts = self.precision.apply(self)
+
+    def build(self, config: ModelConfig, seed: int, tp: int) -> None:
+        """The cells."""
         self.vocab_size, self.padding = config.vocab_size, -config.vocab_size % math.lcm(config.vocab_multiple, tp)
         self.row_keys = RowKeys(config.dropout, seed, config.seq_length)
         self.embedding = Embedding(config, self.vocab_size + self.padding)
@@ -114,10 +123,10 @@ class GPT(nn.Cell):
 
     def construct(self, ids, positions):
         """positions int32 [batch]: each sample's place in the run, from which its dropout masks follow."""
-        x, table = self.embedding(ids, self.row_keys(positions, ids.shape[1]))
+        x = self.embedding(ids, self.row_keys(positions, ids.shape[1]))
         for block in self.blocks:
             x = block(x, positions)[0]
-        return self.norm(x), table
+        return self.norm(x), self.embedding.token
 
     def shard(self, mesh: Mesh) -> None:
         """Say of every primitive how it is cut over dp and tp."""
@@ -231,8 +240,10 @@ class HeadLoss(nn.Cell):
 
 
 def head_loss(gpt: GPT) -> nn.Cell:
-    """HeadLoss in this device's form. On CPU there is a third output, the softmax of the logits."""
-    return (cpu.HeadLoss if on_cpu() else HeadLoss)(gpt.vocab_size, gpt.padding)
+    """HeadLoss in the GPT's form. On CPU there is a third output, the softmax of the logits."""
+    cell = (cpu.HeadLoss if gpt.on_cpu else HeadLoss)(gpt.vocab_size, gpt.padding)
+    gpt.precision.apply(cell, "head_loss.")
+    return cell
 
 
 class Labels(nn.Cell):

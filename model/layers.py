@@ -7,6 +7,9 @@ Each cell's `shard(mesh)` gives its primitives their strategies: for each input,
 `Cell.shard`, since MindSpore's own can lose data parallelism with integer tuples and cannot be used in a pipeline stage. A
 primitive carries one strategy, so each use has a primitive of its own.
 """
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 import mindspore as ms
@@ -17,10 +20,22 @@ from mindspore.common.initializer import Constant, initializer
 from model import cpu
 from parallel.mesh import Mesh
 
+_plain: ContextVar[bool] = ContextVar("plain", default=False)
+
 
 def on_cpu() -> bool:
-    """Whether cells are being built for CPU kernels."""
-    return ms.get_context("device_target") == "CPU"
+    """Whether cells are being built in their forms for CPU."""
+    return ms.get_context("device_target") == "CPU" and not _plain.get()
+
+
+@contextmanager
+def plain_kernels(wanted: bool = True) -> Iterator[None]:
+    """Build cells as they are for Ascend, of MindSpore's own kernels, on CPU too."""
+    token = _plain.set(wanted or _plain.get())
+    try:
+        yield
+    finally:
+        _plain.reset(token)
 
 
 def parameter(shape: tuple[int, ...], value: float = 0.0) -> Parameter:
@@ -134,6 +149,21 @@ class Gelu(nn.Cell):
     def shard(self, mesh: Mesh) -> None:
         """Between a column- and a row-split Linear."""
         self.gelu.shard(((mesh.dp, mesh.tp),))
+
+
+class Residual(nn.Cell):
+    """What a branch adds to the residual stream: [rows, hidden] twice -> [rows, hidden]."""
+
+    def __init__(self):
+        super().__init__()
+        self.add = ops.Add()
+
+    def construct(self, x, y):
+        return self.add(x, y)
+
+    def shard(self, mesh: Mesh) -> None:
+        """Rows over dp, with sequence parallelism also over tp."""
+        self.add.shard(((mesh.rows, 1), (mesh.rows, 1)))
 
 
 class Dropout(nn.Cell):

@@ -1,4 +1,4 @@
-"""python -m train --config C [--set key=value ...] [--print-config | --advise-clip]: train in this process (one rank)."""
+"""python -m train --config C [--set key=value ...] [--print-config | --list-casts | --advise-clip]: train as one rank here."""
 import argparse
 import errno
 import os
@@ -22,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     config_file.add_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="show the whole config with all defaults, and end")
     parser.add_argument("--advise-clip", action="store_true", help="show where this run's gradient norms lie, and end")
+    parser.add_argument("--list-casts", action="store_true", help="show the number format of each cell and why, and end")
     options = parser.parse_args(arguments)
     try:
         config = load_config(options.config, options.overrides)
@@ -30,6 +31,10 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if options.advise_clip:
             print(advise(config))
+            return 0
+        if options.list_casts:
+            from train.list_casts import table
+            print(table(config))
             return 0
         if "RANK_SIZE" not in os.environ:  # train.launch has done it for its workers
             plan(config, 1, 0)

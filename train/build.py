@@ -1,13 +1,19 @@
 """From a config to the cells that are compiled: the training step, the evaluation step and the probe, for any mesh."""
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import mindspore as ms
 from mindspore import nn
 
 from data.tokenizer import PAD_ID
 from eval.health.probe import ProbeStep
 from eval.step import EvalStep
-from model.gpt import GPT, GPTLoss, recompute
+from model.gpt import GPT, GPTLoss, head_loss, recompute
+from model.precision import Cast, Precision
 from parallel.context import auto_parallel
 from parallel.cost.sizes import Plan
+from parallel.errors import UserError
 from parallel.mesh import Mesh
 from train.config import RunConfig
 from train.gradients import LocalGradients, ShardedGradients
@@ -21,8 +27,16 @@ def is_sharded(mesh: Mesh) -> bool:
 
 
 def build_gpt(config: RunConfig, mesh: Mesh) -> GPT:
-    """The model, with model.vocab_size resolved."""
-    return GPT(config.model, seed=config.run.seed, tp=mesh.tp)
+    """The model, with model.vocab_size resolved. Raises UserError for a pattern of `precision` that fits no cell."""
+    precision = Precision(config.precision)
+    gpt = GPT(config.model, seed=config.run.seed, tp=mesh.tp, precision=precision)
+    precision.check(casts_of(gpt))
+    return gpt
+
+
+def casts_of(gpt: GPT) -> list[Cast]:
+    """The number format of each cell that computes, the loss among them."""
+    return [*gpt.casts, *gpt.precision.apply(head_loss(gpt), "head_loss.")]
 
 
 def build_train_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches: int) -> TrainStep:
@@ -62,6 +76,20 @@ def shard(network: GPTLoss | EvalStep, plan: Plan) -> None:
     network.shard(plan.mesh)
     if plan.mesh.pp > 1:
         network.place(plan.block_stages())
+
+
+@contextmanager
+def lack_of_kernels() -> Iterator[None]:
+    """What MindSpore says of an operator that this device has no kernel for, as a UserError that names it and its place."""
+    try:
+        yield
+    except TypeError as error:
+        if not (found := re.search(r"Select CPU operator\[(\w+)\] fail.*?get (input\[[^]]*])", str(error), re.DOTALL)):
+            raise
+        place = re.search(r"In file (\S+?:\d+)", str(error))
+        raise UserError(f"precision: there is no CPU kernel of {found[1]} for {found[2]}{f' at {place[1]}' if place else ''}: "
+                        "put the cell into precision.black_list, and it is computed in float32 (python -m train --list-casts "
+                        "shows the cells)") from error
 
 
 def compiled(cell: nn.Cell, config: RunConfig, mesh: Mesh) -> nn.Cell:

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt, model_validator
 from ckpt.config import CkptConfig
 from data.config import DataConfig
 from eval.config import EvalConfig, HealthConfig
-from model.config import ModelConfig
+from model.config import ModelConfig, PrecisionConfig
 from parallel import config_file
 from parallel.config import ParallelConfig, Section
 from parallel.cost.parameters import all_parameters
@@ -74,23 +74,6 @@ class TrainConfig(Section):
         return self.clip_norm is not None and self.clip_by == "norm"
 
 
-class LossScaleConfig(Section):
-    """Loss scale: dynamic with growth and backoff, or fixed."""
-
-    dynamic: bool = Field(False, description="halve at overflow, double after growth_interval good steps")
-    initial: float = Field(1.0, gt=0.0, description="scale of the first step; the scale itself where not dynamic")
-    growth_interval: int = Field(1000, ge=1, description="good steps in a row before the scale doubles")
-    min: float = Field(1.0, gt=0.0, description="the scale never falls below")
-    max: float = Field(2.0**24, gt=0.0, description="the scale never rises above")
-
-
-class PrecisionConfig(Section):
-    """Number formats. This version trains in float32 (O0)."""
-
-    level: Literal["O0"] = Field("O0", description="O0: float32 everywhere")
-    loss_scale: LossScaleConfig = LossScaleConfig()
-
-
 class SuperviseConfig(Section):
     """What `python -m train.supervise` takes for a hang, and how often it starts again."""
 
@@ -143,11 +126,6 @@ class RunConfig(Section):
             raise ValueError(f"train.betas={list(t.betas)}: each must be at least 0 and below 1")
         if t.stop_at_step is not None and t.stop_at_step > t.total_steps:
             raise ValueError(f"train.stop_at_step={t.stop_at_step} exceeds train.total_steps={t.total_steps}")
-        s = self.precision.loss_scale
-        if s.min > s.max:
-            raise ValueError(f"precision.loss_scale.min={s.min} exceeds max={s.max}")
-        if not s.min <= s.initial <= s.max:
-            raise ValueError(f"precision.loss_scale.initial={s.initial} must lie between min={s.min} and max={s.max}")
         return self
 
 

@@ -1,6 +1,6 @@
 """All ranks of a small plan in lockstep, and the same steps on one card: do they agree?"""
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import mindspore as ms
@@ -10,6 +10,7 @@ from mindspore import Tensor
 from ckpt.cut import Cut
 from data.tokenizer import PAD_ID
 from eval.step import EvalStep
+from model.config import PrecisionConfig
 from parallel.lockstep.errors import LockstepError
 from parallel.lockstep.layout import slice_of
 from parallel.lockstep.rank import Rank
@@ -20,7 +21,9 @@ from train.build import build_gpt, build_train_step
 from train.config import RunConfig
 from train.plans import plan_of
 
-LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4  # relative; a parameter's by its norm
+# Of figures and of a parameter's norm, relative. Half precision rounds each sum over tp anew, and Adam's first steps have the
+# size of the learning rate, however small a gradient is.
+TOLERANCES = {"float32": (1e-5, 1e-4), "half": (5e-3, 0.1)}
 TABLE = "embedding.token"
 FIGURES = ("loss", "grad_norm", "loss_scale", "overflow", "lr", "tokens")
 
@@ -34,11 +37,13 @@ class Step:
     parameter: str = ""                        # the one that differs most
     parameter_difference: float = 0.0          # norm of the difference / norm of the part
     skipped: bool = False
+    precision: str = "float32"
 
     @property
     def ok(self) -> bool:
         """Whether all differences are within tolerance."""
-        return max(self.differences.values()) <= LOSS_TOLERANCE and self.parameter_difference <= PARAMETER_TOLERANCE
+        figures, parameters = TOLERANCES[self.precision]
+        return max(self.differences.values()) <= figures and self.parameter_difference <= parameters
 
 
 @dataclass
@@ -47,21 +52,26 @@ class Rehearsal:
 
     mesh: Mesh
     steps: list[Step] = field(default_factory=list)
-    evaluation_difference: float = 0.0  # of the loss sums on a batch, relative; infinite where tokens or hits differ
+    evaluation_difference: float = 0.0  # of the loss sums on a batch, relative; infinite where tokens or, in float32, hits differ
+    precision: str = "float32"
 
     @property
     def ok(self) -> bool:
         """Whether every step, and the evaluation after them, agrees."""
-        return all(step.ok for step in self.steps) and self.evaluation_difference <= LOSS_TOLERANCE
+        return all(step.ok for step in self.steps) and self.evaluation_difference <= TOLERANCES[self.precision][0]
 
 
 class OneCard:
-    """The reference: the same model on one card, by MindSpore's own CPU kernels."""
+    """The reference: the same model on one card, by MindSpore's own CPU kernels; for bfloat16, which they lack, in float32."""
 
     def __init__(self, config: RunConfig):
         ms.set_context(mode=ms.GRAPH_MODE)
         # Recomputed or kept, the numbers are the same.
         config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"recompute": "none"})})
+        self.exact = config.precision.level == "O0"
+        if config.precision.dtype == "bfloat16":
+            in_float32 = PrecisionConfig(loss_scale=config.precision.loss_scale)
+            config = config.model_copy(update={"precision": in_float32})
         self.gpt = build_gpt(config, Mesh(1))
         self.step = build_train_step(self.gpt, config, Mesh(1), 1).set_train()
         self.weights = {p.name: p for p in self.step.weights}
@@ -109,13 +119,13 @@ def rehearse(config: RunConfig, mesh: Mesh, folder: Path, steps: int, overflow_a
         change(compiled)
     ranks = {r: Rank(c.program, initial(c, first, mesh, card), r) for r, c in compiled.items()}
     victim = Disturbance(ranks[mesh.world_size - 1])
-    result = Rehearsal(mesh)
+    result = Rehearsal(mesh, precision="float32" if card.exact else "half")
     for number, (tokens, positions) in enumerate(scaled.batches(config, steps, PAD_ID, seed), 1):
         victim.active = number == overflow_at
         inputs = {r: tuple(np.split(x, mesh.dp)[r // mesh.tp % mesh.dp] for x in (tokens, positions)) for r in ranks}
         outputs, _ = run(ranks, inputs)
         figures = card.run(tokens, positions, overflow=victim.active)
-        result.steps.append(compare(figures, outputs, card.values(), compiled, ranks, mesh))
+        result.steps.append(replace(compare(figures, outputs, card.values(), compiled, ranks, mesh), precision=result.precision))
     if config.eval.stage.enabled:
         result.evaluation_difference = evaluate(config, mesh, folder, card)
     return result
@@ -137,7 +147,8 @@ def evaluate(config: RunConfig, mesh: Mesh, folder: Path, card: OneCard) -> floa
     found = [np.concatenate([np.ravel(outputs[r][i]) for r in counting]) for i in range(3)]
     expected = [x.asnumpy() for x in EvalStep(card.gpt, PAD_ID).set_train(False)(Tensor(tokens), Tensor(first))]
     card.step.set_train()
-    if any(a.shape != b.shape or (a != b).any() for a, b in zip(found[1:], expected[1:], strict=True)):
+    hits = 3 if card.exact else 2  # in half precision the likeliest two tokens may change places
+    if any(a.shape != b.shape or (a != b).any() for a, b in zip(found[1:hits], expected[1:hits], strict=True)):
         return np.inf
     counted = expected[1] > 0
     if found[0][~counted].any():

@@ -31,7 +31,7 @@ from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.mesh import Mesh
 from train import console, state
-from train.build import build_gpt, build_train_step, compiled, is_sharded
+from train.build import build_gpt, build_train_step, compiled, is_sharded, lack_of_kernels
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.health import build_health, build_rules
 from train.callbacks.locate import Locate
@@ -87,6 +87,20 @@ def lock(folder: Path) -> TextIO:
     return file
 
 
+def precision_line(config: RunConfig) -> str:
+    """Number formats and loss scale in words, and what is odd about them."""
+    p = config.precision
+    scale = p.loss_scale
+    words = f"loss scale {'dynamic from ' if scale.dynamic else ''}{scale.initial:g}"
+    if p.level == "O0":
+        return f"float32, {words}"
+    if p.dtype == "bfloat16" and (scale.dynamic or scale.initial != 1.0):
+        words += ", which bfloat16 does not need: its range is float32's"
+    if p.dtype == "float16" and not scale.dynamic and scale.initial == 1.0:
+        words += ": gradients under 6e-8 are lost in float16; set precision.loss_scale.dynamic=true"
+    return f"{p.level} in {p.dtype}, weights float32, {words}"
+
+
 def resolve_vocab_size(config: RunConfig, manifest: Manifest) -> RunConfig:
     """The config with model.vocab_size as a number: the tokenizer's. Raises UserError where another number was given."""
     given, size = config.model.vocab_size, manifest.tokenizer.vocab_size
@@ -119,10 +133,12 @@ class Training:
         self.network = compiled(self.step, c, self.mesh)
         if is_sharded(self.mesh):
             self.cut = Cut(*plan_of(c, self.mesh, self.num_micro_batches))
+        if self.cut or c.precision.level != "O0":
             samples = c.train.global_batch_size // self.mesh.dp
-            # Now, since only then parameters may be given their parts.
-            self.network.set_train().compile(Tensor(np.zeros((samples, c.data.seq_length + 1), np.int32)),
-                                             Tensor(np.zeros(samples, np.int32)))
+            # Now: parameters may be given their parts only then, and a kernel that there is not ends the run before it has begun.
+            with lack_of_kernels():
+                self.network.set_train().compile(Tensor(np.zeros((samples, c.data.seq_length + 1), np.int32)),
+                                                 Tensor(np.zeros(samples, np.int32)))
         self.identity = state.identity_of(c, self.manifest.tokenizer.sha256, self.manifest.sets["train"].sha256)
         self.root = c.run.folder / "checkpoints"
 
@@ -226,6 +242,7 @@ class Training:
                       f"{self.micro_batch_size} x {self.num_micro_batches}"),
             ("steps", f"{self.first_step} -> {self.last_step} of {t.total_steps}  "
                       f"({t.total_steps * tokens / train_set.tokens:.2f} epochs in all)"),
+            ("precision", precision_line(c)),
             *(("group", line) for line in described((p.name for p in all_parameters(sizes_of(c, 1))), t)),
             *(("note", line) for line in self.notes)])
 

@@ -3,8 +3,9 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import functional as F
 
+from model.config import LossScaleConfig
 from train.clipping import Clip
-from train.config import LossScaleConfig, TrainConfig
+from train.config import TrainConfig
 from train.optimizer import AdamW
 from train.schedule import Schedule
 

@@ -37,18 +37,21 @@ class ProbeStep(nn.Cell):
         self.gelu, self.abs = Gelu(), ops.Abs()
         rows = np.linspace(0, batch * seq - 1, min(batch * seq, max(1, SAMPLE // hidden))).astype(np.int32)
         self.rows, self.gather, self.reshape = Tensor(rows), ops.Gather(), ops.Reshape()
-        self.stack, self.stack_figures, self.stack_samples = ops.Stack(), ops.Stack(), ops.Stack()
+        self.stack, self.stack_figures, self.stack_samples, self.cast = ops.Stack(), ops.Stack(), ops.Stack(), ops.Cast()
+        if gpt.precision.in_half:  # what is looked at may be half, the figures are not
+            for cell in (self.moments, self.entropy, self.small, self.low, self.gelu):
+                cell.to_float(ms.float32)
 
     def construct(self, ids):
         gpt = self.gpt
-        x, _ = gpt.embedding(ids, gpt.row_keys(self.positions, ids.shape[1]))
+        x = gpt.embedding(ids, gpt.row_keys(self.positions, ids.shape[1]))
         figures, samples = (), ()
         for block in gpt.blocks:
             x, weights, inner = block(x, self.positions)
             shares = self.small(self.abs(self.gelu(inner))), self.low(inner)
             figures += (self.stack((*self.moments(x), *shares, *self.entropy(weights))),)
             samples += (self.reshape(self.gather(x, self.rows, 0), (-1,)),)
-        return self.stack_figures(figures), self.stack_samples(samples)
+        return self.stack_figures(figures), self.cast(self.stack_samples(samples), ms.float32)
 
     def shard(self, mesh: Mesh) -> None:
         """The model as ever; each rank gathers the small batch's activations and sees them whole."""

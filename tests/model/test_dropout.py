@@ -164,7 +164,7 @@ def test_the_embedding_drops_by_the_salt_0():
             self.keys, self.embedding = RowKeys(0.2, 7, SEQ), Embedding(config, 23)
 
         def construct(self, ids, positions):
-            return self.embedding(ids, self.keys(positions, ids.shape[1]))[0]
+            return self.embedding(ids, self.keys(positions, ids.shape[1]))
 
     network = Embedded().set_train()
     network.embedding.token.set_data(Tensor(np.ones((23, COLUMNS), np.float32)))  # and the positions' part is 0

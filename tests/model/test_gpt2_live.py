@@ -9,11 +9,11 @@ from mindspore import Tensor, nn
 from ckpt import hf, store, writing
 from ckpt.__main__ import main
 from model import attention, gpt, layers
-from model.config import ModelConfig
+from model.config import LossScaleConfig, ModelConfig
 from model.init import initialize
 from parallel.mesh import Mesh
 from parallel.yaml_tree import to_yaml
-from train.config import LossScaleConfig, TrainConfig
+from train.config import TrainConfig
 from train.gradients import LocalGradients
 from train.step import TrainStep
 

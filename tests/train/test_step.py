@@ -11,12 +11,12 @@ from eval.health.rules.base import Facts
 from eval.health.rules.config import RulesConfig
 from eval.health.rules.steps import LearningRate as LearningRateRule
 from eval.step import EvalStep
-from model.config import ModelConfig
+from model.config import LossScaleConfig, ModelConfig
 from model.gpt import GPT, GPTLoss
 from model.init import initialize
 from parallel.mesh import Mesh
 from train import show_schedule
-from train.config import LossScaleConfig, TrainConfig, load_config
+from train.config import TrainConfig, load_config
 from train.gradients import LocalGradients
 from train.schedule import Schedule, learning_rate
 from train.step import TrainStep

@@ -10,10 +10,10 @@ from mindspore import Tensor
 from safetensors.numpy import load_file
 
 from ckpt import hf, store
-from model.config import ModelConfig
+from model.config import LossScaleConfig, ModelConfig
 from model.gpt import GPT, GPTLoss
 from parallel.mesh import Mesh
-from train.config import LossScaleConfig, TrainConfig
+from train.config import TrainConfig
 from train.gradients import LocalGradients
 from train.state import identity_of, restore_weights
 from train.step import TrainStep
