@@ -11,16 +11,16 @@ from parallel.patterns import first_match
 class InitRule(Section):
     """Initial values of parameters by name. Fans: a matrix is [out, in], the token table [tokens, hidden]."""
 
-    pattern: str = Field(min_length=1, description="glob on parameter names, such as blocks.*.mlp.*.weight; * goes over dots")
+    pattern: str = Field(min_length=1, description="glob on parameter names, such as blocks.*.mlp.*; * goes over dots")
     kind: Literal["normal", "residual", "truncated_normal", "xavier_uniform", "xavier_normal", "he_normal", "zeros", "ones"] = \
         Field(description="residual: normal with std / sqrt(2 * num_layers); truncated_normal: none beyond two std")
-    std: float | None = Field(None, gt=0.0, description="of normal, residual, truncated_normal (before it is cut); null: init_std")
+    std: float | None = Field(None, gt=0.0, description="of normal, residual, truncated_normal (before the cut); null: init_std")
 
     @model_validator(mode="after")
     def _std_means_something(self):
         if self.std is not None and self.kind not in ("normal", "truncated_normal", "residual"):
-            raise ValueError(f"std={self.std:g} means nothing for {self.kind}: remove it; normal, residual and truncated_normal have "
-                             "one")
+            raise ValueError(f"std={self.std:g} means nothing for {self.kind}: remove it; normal, residual and truncated_normal "
+                             "have one")
         return self
 
 

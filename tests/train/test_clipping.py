@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
+from model.config import LossScaleConfig
 from parallel.mesh import Mesh
-from train.config import LossScaleConfig, TrainConfig
+from train.config import TrainConfig
 from train.gradients import LocalGradients
 from train.step import TrainStep
 
