@@ -82,14 +82,3 @@ class PrecisionConfig(Section):
     white_list: tuple[str, ...] = Field((), strict=False, description="cells in half whatever the level: types or globs on names")
     black_list: tuple[str, ...] = Field((), strict=False, description="cells in float32, likewise; goes before white_list")
     loss_scale: LossScaleConfig = LossScaleConfig()
-
-    @model_validator(mode="after")
-    def _rules(self):
-        if self.level == "O0" and (self.white_list or self.black_list):
-            raise ValueError("precision.white_list and black_list need a level of O1 to O3: O0 is float32 everywhere")
-        s = self.loss_scale
-        if s.min > s.max:
-            raise ValueError(f"precision.loss_scale.min={s.min} exceeds max={s.max}")
-        if not s.min <= s.initial <= s.max:
-            raise ValueError(f"precision.loss_scale.initial={s.initial} must lie between min={s.min} and max={s.max}")
-        return self

@@ -126,6 +126,14 @@ class RunConfig(Section):
             raise ValueError(f"train.betas={list(t.betas)}: each must be at least 0 and below 1")
         if t.stop_at_step is not None and t.stop_at_step > t.total_steps:
             raise ValueError(f"train.stop_at_step={t.stop_at_step} exceeds train.total_steps={t.total_steps}")
+        p = self.precision
+        if p.level == "O0" and (p.white_list or p.black_list):
+            raise ValueError("precision.white_list and black_list need precision.level O1, O2 or O3: O0 is float32 everywhere")
+        s = p.loss_scale
+        if s.min > s.max:
+            raise ValueError(f"precision.loss_scale.min={s.min} exceeds max={s.max}")
+        if not s.min <= s.initial <= s.max:
+            raise ValueError(f"precision.loss_scale.initial={s.initial} must lie between min={s.min} and max={s.max}")
         return self
 
 

@@ -18,11 +18,17 @@ def sizes_of(config: RunConfig, tp: int) -> Sizes:
                  config.data.seq_length, m.seq_length, dropout=m.dropout > 0)
 
 
+def activation_bytes(config: RunConfig) -> int:
+    """Of one element of the residual stream, which at O1 stays float32."""
+    return 2 if config.precision.level in ("O2", "O3") else 4
+
+
 def plan_of(config: RunConfig, mesh: Mesh, num_micro_batches: int) -> tuple[Sizes, Plan]:
     """Sizes and plan. Raises UserError where the model cannot be cut as the plan says."""
     sizes = sizes_of(config, mesh.tp)
     samples = config.train.global_batch_size // mesh.dp // num_micro_batches
-    plan = replace(make_plan(sizes, config.parallel, mesh, samples, num_micro_batches), clips_each=config.train.clips_each)
+    plan = replace(make_plan(sizes, config.parallel, mesh, samples, num_micro_batches, activation_bytes(config)),
+                   clips_each=config.train.clips_each)
     check(sizes, plan)
     return sizes, plan
 

@@ -25,7 +25,7 @@ from parallel.files import replace_text
 from parallel.mesh import Mesh
 from train.config import RunConfig, load_config
 from train.console import say
-from train.plans import kinds, plan_of, planned, resolved, sizes_of
+from train.plans import activation_bytes, kinds, plan_of, planned, resolved, sizes_of
 
 SHOWN = 5  # plans that --advise lists
 
@@ -160,7 +160,8 @@ def advice(config: RunConfig, args: argparse.Namespace) -> int:
     if args.world_size is None:
         raise UserError("--advise: say for how many devices, --world-size N")
     sizes = sizes_of(resolved(config), 1)
-    found = advise(sizes, args.world_size, config.train.global_batch_size, config.parallel.topology)
+    found = advise(sizes, args.world_size, config.train.global_batch_size, config.parallel.topology,
+                   activation_bytes(config))
     say(f"{len(found)} plans fit; the best {min(SHOWN, len(found))}, by estimate:")
     for i, c in enumerate(found[:SHOWN], 1):
         say(f"{i}. {c.plan}; {c.memory_bytes / 1e9:.1f} GB; {c.estimate.tokens_per_second:,.0f} tokens/s, "

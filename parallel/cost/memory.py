@@ -12,6 +12,7 @@ from parallel.config import TopologyConfig
 from parallel.cost.parameters import stage_kinds
 from parallel.cost.sizes import Plan, Sizes
 
+WIDE = 4       # bytes of an element where norms and softmax compute: float32, whatever the rest does
 RESERVE = 0.1  # share of the device for the runtime, communication buffers and fragmentation
 
 
@@ -47,16 +48,20 @@ def block_activations(sizes: Sizes, plan: Plan, recompute: str) -> float:
 
     Full recomputing keeps the block's input, what communication over tp has given (it is not repeated), and query, key, value
     and the attention's result: their reshapes count as redistribution, which MindSpore keeps with the communication.
+
+    In half precision the inputs of LayerNorm and the softmax stay float32, and the probabilities are kept in half as well.
     """
     stream, whole = plan.stream_rows(sizes) * sizes.hidden, plan.rows(sizes) * sizes.hidden
     heads, tp = 4 * whole / plan.mesh.tp, plan.mesh.tp
     if recompute == "full":
         received = 0 if tp == 1 else stream + 2 * whole if plan.mesh.sequence_parallel else whole
         return (stream + received + heads) * plan.activation_bytes
-    kept = 2 * stream + 2 * whole + heads + 2 * plan.rows(sizes) * sizes.ffn / tp + 2 * stream * sizes.dropout
+    kept = 2 * whole + heads + 2 * plan.rows(sizes) * sizes.ffn / tp + 2 * stream * sizes.dropout
+    wide = 2 * stream
     if recompute == "none":
-        kept += _scores(sizes, plan) * (3 if sizes.dropout else 1)
-    return kept * plan.activation_bytes
+        wide += _scores(sizes, plan)
+        kept += _scores(sizes, plan) * (2 if sizes.dropout else plan.activation_bytes < WIDE)
+    return kept * plan.activation_bytes + wide * WIDE
 
 
 def alive_micro_batches(plan: Plan, stage: int) -> float:
@@ -82,7 +87,9 @@ def stage_memory(sizes: Sizes, plan: Plan, stage: int) -> StageMemory:
     modes = plan.recompute_of(stage)
     per_micro_batch = sum(n * block_activations(sizes, plan, mode) for mode, n in modes.items())
     if last:  # the last LayerNorm's input, and its output, which the head reads
-        per_micro_batch += (stream + rows * sizes.hidden) * plan.activation_bytes
+        per_micro_batch += stream * WIDE + rows * sizes.hidden * plan.activation_bytes
+    if plan.activation_bytes < WIDE:
+        per_micro_batch += _products(sizes, plan, stage) * plan.activation_bytes
     if stage == 0 and sizes.dropout:
         per_micro_batch += stream * plan.activation_bytes
     again = block_activations(sizes, plan, "none") - min(block_activations(sizes, plan, mode) for mode in modes)
@@ -105,6 +112,13 @@ def memory(sizes: Sizes, plan: Plan) -> list[StageMemory]:
 def peak(sizes: Sizes, plan: Plan) -> float:
     """Bytes of one rank of the fullest stage: the first of its kind."""
     return max(stage_memory(sizes, plan, stages[0]).total for stages in plan.kinds().values())
+
+
+def _products(sizes: Sizes, plan: Plan, stage: int) -> float:
+    """Elements of the matrices that a stage multiplies by; each micro-batch has a copy in half of its own."""
+    block = sizes.hidden * (4 * sizes.hidden + 2 * sizes.ffn)
+    head = sizes.vocab * sizes.hidden * (stage == plan.mesh.pp - 1)
+    return (plan.num_blocks(stage) * block + head) / plan.mesh.tp
 
 
 def _scores(sizes: Sizes, plan: Plan) -> float:

@@ -117,6 +117,8 @@ def test_inspect_and_print_config(shell):
     assert out.count("tokens") >= 2
     out = shell(here("python -m train --config run_scripts/configs/smoke.yaml --print-config"))
     assert "global_batch_size" in out and "growth_interval" in out
+    out = shell(here("python -m train --config run_scripts/configs/smoke.yaml --list-casts --set precision.level=O2 'precision.black_list=[Residual]'"))  # noqa: E501
+    assert re.search(r"blocks\.0\.mlp\.up +Linear +float16", out) and re.search(r"add1 +Residual +float32 +black_list", out)
 
 
 def test_parallel_plans(shell):

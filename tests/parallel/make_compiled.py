@@ -57,6 +57,9 @@ CASES = {
     "tp x pp, interleaved": (4, [0, 2], [*mesh(1, 2, 2, 4), "parallel.virtual_stages=2"]),
     "3D": (8, [3, 7], mesh(2, 2, 2, 4)),
     "3D, dropout": (8, [0, 4], [*mesh(2, 2, 2, 4), "model.dropout=0.1"]),
+    "3D, O2": (8, [0, 4], [*mesh(2, 2, 2, 4), "precision.level=O2"]),
+    "3D, O2, full": (8, [0, 4], [*mesh(2, 2, 2, 4), FULL, "precision.level=O2"]),
+    "3D, O2, dropout, sequence parallel": (8, [0, 4], [*mesh(2, 2, 2, 4), SP, "precision.level=O2", "model.dropout=0.1"]),
     "3D, sequence parallel": (8, [0, 4], [*mesh(2, 2, 2, 4), SP]),
     "3D, full": (8, [0, 4], [*mesh(2, 2, 2, 4), FULL]),
     "3D, full, sequence parallel, all sharded": (8, [0, 4], [*mesh(2, 2, 2, 4), FULL, SP, SHARD, ALL]),
@@ -100,7 +103,8 @@ def kept(program: Program, rows: int) -> int | None:
                 made = {n.output: n.type for n in graph.nodes if n.op not in ("Load", "TensorMove")}
                 made |= {name: graph.inputs[name] for name in received(program.main, graph)}
                 values = [made[name] for name in set(node.inputs[1:]) & set(made)]
-                sizes += [t.nbytes for t in values if isinstance(t, TensorType) and t.dtype == "float32" and t.nbytes > 4 * rows]
+                values = [t for t in values if isinstance(t, TensorType) and t.dtype in ("float32", "float16")]
+                sizes += [t.nbytes for t in values if t.nbytes > 4 * rows]
     return sum(sizes) if sizes else None
 
 

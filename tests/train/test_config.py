@@ -47,6 +47,8 @@ def load(tmp_path):
      "between min=1.0 and max=16777216.0"),
     ("precision.loss_scale.initial=9 precision.loss_scale.max=8", "--set precision.loss_scale.initial=9: "
      "precision.loss_scale.initial=9.0 must lie between min=1.0 and max=8.0"),
+    ("precision.white_list=[Gelu]", "--set precision.white_list=[Gelu]: precision.white_list and black_list need precision.level O1, "
+     "O2 or O3: O0 is float32 everywhere"),
 ])
 def test_a_rule_across_sections_says_both_numbers_and_what_is_allowed(load, overrides, message):
     with pytest.raises(UserError) as caught:
@@ -92,7 +94,7 @@ def test_there_are_shipped_files():
 @pytest.mark.parametrize(("document", "sentence", "key", "value"), [
     ("README.md", "every 5 % of the run a validation", "eval.stage.every", 0.05),
     ("README.md", "in the middle and at the end texts that the model wrote", "eval.deep.at", (0.5, 1.0)),
-    ("README.md", "it trains in float32, without mixed precision", "precision.level", "O0"),
+    ("README.md", "| O0 (default) | nothing | all |", "precision.level", "O0"),
     ("README.md", "on CPU data-parallel, on Ascend with", "parallel.tp", 1),
     ("README.md", "on CPU data-parallel, on Ascend with", "parallel.pp", 1),
     ("README.md", "goes on from the newest whole checkpoint (`ckpt.resume=auto`)", "ckpt.resume", "auto"),
