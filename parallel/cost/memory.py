@@ -115,10 +115,12 @@ def peak(sizes: Sizes, plan: Plan) -> float:
 
 
 def _products(sizes: Sizes, plan: Plan, stage: int) -> float:
-    """Elements of the matrices that a stage multiplies by; each micro-batch has a copy in half of its own."""
+    """Elements of the matrices that a stage multiplies by, blocks apart that are computed again: each micro-batch casts them to
+    half for itself, and keeps them for its backward pass.
+    """
     block = sizes.hidden * (4 * sizes.hidden + 2 * sizes.ffn)
     head = sizes.vocab * sizes.hidden * (stage == plan.mesh.pp - 1)
-    return (plan.num_blocks(stage) * block + head) / plan.mesh.tp
+    return ((plan.num_blocks(stage) - plan.recompute_of(stage)["full"]) * block + head) / plan.mesh.tp
 
 
 def _scores(sizes: Sizes, plan: Plan) -> float:

@@ -47,8 +47,8 @@ def load(tmp_path):
      "between min=1.0 and max=16777216.0"),
     ("precision.loss_scale.initial=9 precision.loss_scale.max=8", "--set precision.loss_scale.initial=9: "
      "precision.loss_scale.initial=9.0 must lie between min=1.0 and max=8.0"),
-    ("precision.white_list=[Gelu]", "--set precision.white_list=[Gelu]: precision.white_list and black_list need precision.level O1, "
-     "O2 or O3: O0 is float32 everywhere"),
+    ("precision.white_list=[Gelu]", "--set precision.white_list=[Gelu]: precision.white_list and black_list need "
+     "precision.level O1, O2 or O3: O0 is float32 everywhere"),
 ])
 def test_a_rule_across_sections_says_both_numbers_and_what_is_allowed(load, overrides, message):
     with pytest.raises(UserError) as caught:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
+from model.config import LossScaleConfig
 from tests.train.test_step import make_step, places, uneven
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,13 @@ def test_uneven_ranks_give_the_update_of_one_card(ranks):  # N3, second: 2 ranks
         np.testing.assert_allclose(rank["outputs"], expected, rtol=1e-5)
         for p in step.weights:
             np.testing.assert_allclose(rank[f"weight.{p.name}"], p.asnumpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_uneven_ranks_in_half_precision(ranks):  # N3
+    step = make_step(4, 4, 1, LossScaleConfig(initial=1024.0), level="O2", eps=1.0)
+    expected = [x.asnumpy().item() for x in step(Tensor(uneven()), places(4))]
+    for rank in ranks:
+        np.testing.assert_allclose(rank["in_half"], expected, rtol=2e-3)
 
 
 def test_both_ranks_hold_the_same_weights_to_the_bit(ranks):

@@ -6,6 +6,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
+from model.config import LossScaleConfig
 from parallel import collectives, context
 from parallel.mesh import Mesh
 from tests.train.test_step import make_step, places, uneven
@@ -15,6 +16,9 @@ rank, size = context.start()
 step = make_step(4, 2, 1, mesh=Mesh(dp=size, rank=rank), eps=1.0)
 tokens, positions = Tensor(uneven()[2 * rank:2 * rank + 2]), places(2, 2 * rank)
 outputs = step(tokens, positions)
+# The same in half precision.
+half = make_step(4, 2, 1, LossScaleConfig(initial=1024.0), mesh=Mesh(dp=size, rank=rank), level="O2", eps=1.0)
+in_half = [x.asnumpy().item() for x in half(tokens, positions)]
 gathered = collectives.gather([2.0**24 + 1 + rank, 1 / 3, np.inf if rank else -1.0])
 halves = collectives.gather(rank + 0.5)
 # An overflow on one rank alone: both must skip.
@@ -31,5 +35,6 @@ fused_sums, fused = FusedSum(step.weights)(sums, grads)
 fused_agrees = all(np.array_equal(a.asnumpy(), all_reduce(b).asnumpy()) and np.all(a.asnumpy() == 2 * i + 3)
                    for i, (a, b) in enumerate(zip(fused, grads, strict=True)))
 fused_agrees &= fused_sums.asnumpy().tolist() == all_reduce(sums).asnumpy().tolist() == [3.0, 6.0]
-np.savez(os.path.join(sys.argv[1], f"rank_{rank}.npz"), outputs=[x.asnumpy().item() for x in outputs], gathered=gathered,
+np.savez(os.path.join(sys.argv[1], f"rank_{rank}.npz"), outputs=[x.asnumpy().item() for x in outputs], in_half=in_half,
+         gathered=gathered,
          halves=halves, overflow=overflow, same=same, fused_agrees=fused_agrees, **weights)
