@@ -85,6 +85,21 @@ def test_optimizer_sharding(cache, plan_yaml, tmp_path):
     check(report, PLAN["train"]["clip_norm"])
 
 
+BFLOAT16, FLOAT16 = ("precision.level=O2", "precision.dtype=bfloat16"), ("precision.level=O2", "model.dropout=0.1")
+OF_STAGES = ("parallel.dp=1", "parallel.tp=1", "train.global_batch_size=8")  # of the table, which one stage sends the other
+
+
+@pytest.mark.parametrize("options", [(*OF_STAGES, *BFLOAT16), pytest.param(FLOAT16, marks=pytest.mark.long), pytest.param(
+    (*BFLOAT16, "parallel.sequence_parallel=true"), marks=pytest.mark.long)])
+def test_half_precision_is_near_one_card(options, cache, plan_yaml, tmp_path):
+    code, report = run(plan_yaml, tmp_path, *ONE_LAYER_A_STAGE, *options)
+    first, second, third = report["steps"]
+    assert code == 0 and second["skipped"] and [s["figures"]["loss_scale"] for s in report["steps"]] == [1024, 1024, 512]
+    for step in (first, third):
+        assert 1e-7 < step["differences"]["loss"] < 1e-3 and step["parameter_difference"] < 0.05
+    assert 1e-7 < report["evaluation_difference"] < 2e-3
+
+
 @pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_each_parameter_clipped_by_its_own_norm(dp, cache, plan_yaml, tmp_path):
     """Slices over tp, copies over dp, parameters of two stages and the tied table: each norm counts everything once."""
