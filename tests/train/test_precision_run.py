@@ -79,8 +79,9 @@ def test_a_pattern_that_fits_nothing_is_refused_before_anything_is_written(tiny_
 
 
 def test_list_casts(tiny_yaml):
-    done = subprocess.run([sys.executable, "-m", "train", "--config", str(tiny_yaml), "--list-casts", "--set",
-                           "precision.level=O1", "precision.black_list=[blocks.1]"], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    command = [sys.executable, "-m", "train", "--config", str(tiny_yaml), "--list-casts"]
+    done = subprocess.run([*command, "--set", "precision.level=O1", "precision.black_list=[blocks.1]"],
+                          cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line.split(maxsplit=3)[1:] for line in done.stdout.splitlines()}
     assert rows["blocks.0.mlp.up"] == ["Linear", "float16", "O1: only matrix products in half"]
