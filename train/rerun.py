@@ -1,4 +1,5 @@
 """A step of a run once more, from a checkpoint before it (see train/locate_nan.py for the command)."""
+import json
 from pathlib import Path
 
 from mindspore import Tensor
@@ -46,9 +47,20 @@ def rerun_step(config: RunConfig, checkpoint: Checkpoint, folder: Path, step: in
     found = locate(config, {p.name: p.asnumpy() for p in train_step.weights}, Batch(tokens, positions, scale, count))
     bad = sorted({i // (count // ranks) for i in found["nonfinite_micro_batches"]}) if count % ranks == 0 else None
     found = {"step": step, "checkpoint": str(folder), "skipped_before": skipped, "loss_scale": scale, "ranks": bad, **found}
+    if found["verdict"] == "finite" and skipped_by_run(folder, step):
+        found |= {"verdict": "transient", "message": "the run skipped it, but it is finite: a transient fault, of the hardware"}
     if skipped:
         say(f"skipped       step {listed(map(str, skipped))}: gradients not finite")
     for line in lines_of(found):
         say(line)
     if target:
         reports.write(target, found)
+
+
+def skipped_by_run(checkpoint: Path, step: int) -> bool:
+    """Whether the run that wrote the checkpoint skipped a step, by its metrics.jsonl if that is there."""
+    try:
+        lines = (checkpoint.parent.parent / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return any(row["step"] == step and row["overflow"] for row in map(json.loads, lines))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

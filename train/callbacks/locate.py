@@ -2,6 +2,7 @@
 import json
 import math
 import shutil
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from eval.health.rules.base import Event
 from parallel import collectives
 from parallel.mesh import Mesh
 from train import reports
-from train.apart import by_hand, dump, rerun_apart
+from train.apart import POLL, by_hand, dump, rerun_apart
 from train.build import is_sharded
 from train.callbacks.monitor import Examiner
 from train.clock import Clock
@@ -96,7 +97,9 @@ class Locate(Callback):
     def look(self, loss: float, scale: float) -> None:
         """Run the last step again, all ranks together; rank 0 tells what was found, and writes it down."""
         folder, mesh = self.config.run.folder / "locate", self.mesh
+        files = [folder / f"rank_{rank}.json" for rank in range(mesh.world_size)]
         with self.clock.measure("health"):
+            files[mesh.rank].unlink(missing_ok=True)
             weights, cut = {p.name: p.asnumpy() for p in self.network.weights}, is_sharded(mesh)
             finite_here = not cut and self.network.gradients.finite_here()
             told = collectives.gather([checksum(weights), finite_here])
@@ -109,12 +112,14 @@ class Locate(Callback):
                 dump(here := folder / f"rank_{mesh.rank}", self.config, weights,
                      Batch(tokens, positions, scale, self.num_micro_batches))
                 found = rerun_apart(here, self.step, self.pulse)
-            folder.mkdir(exist_ok=True)
-            reports.write(folder / f"rank_{mesh.rank}.json", found)
+            folder.mkdir(parents=True, exist_ok=True)
+            reports.write(files[mesh.rank], found)
+            while not all(file.exists() for file in files):  # not in a collective: MindSpore's fails after a while of waiting
+                self.pulse()
+                time.sleep(POLL)
             collectives.barrier()
             if mesh.rank == 0:
-                ranks = [json.loads((folder / f"rank_{r}.json").read_text(encoding="utf-8")) for r in range(len(told))]
-                found = summed_up(ranks, told[:, 1] != 0)
+                found = summed_up([json.loads(file.read_text(encoding="utf-8")) for file in files], told[:, 1] != 0)
                 if not cut and len(set(told[:, 0])) > 1:
                     found["message"] += ". The ranks' weights are not equal, as they must be: a fault of memory or of a sum"
                 self.found = {"step": self.step, "loss": loss, "loss_scale": scale, **found}
