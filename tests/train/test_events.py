@@ -18,7 +18,8 @@ from train.triggers import Halted, Triggers
 
 # Infinite weights after the first update, so that every later step is skipped.
 SICK = ("train.lr=1e30", "train.warmup_steps=0", "train.clip_norm=null", "precision.loss_scale.dynamic=false",
-        "eval.stage.enabled=false", "eval.deep.enabled=false", "health.rules.overflow_streak.threshold=4", "ckpt.every_steps=3")
+        "eval.stage.enabled=false", "eval.deep.enabled=false", "health.rules.overflow_streak.threshold=4", "ckpt.every_steps=3",
+        "health.locate_nan=false")
 
 
 def test_a_run_that_only_skips_steps_is_saved_and_ends_with_3(tiny, tiny_yaml, tmp_path, capsys):
@@ -28,7 +29,7 @@ def test_a_run_that_only_skips_steps_is_saved_and_ends_with_3(tiny, tiny_yaml, t
     told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     stop = next(event for event in told if event["level"] == "stop")
     assert code == 3 and stop["rule"] == "overflow_streak" and "4 steps in a row were skipped" in stop["message"], told
-    assert "stopped: overflow_streak at step" in err and "The last checkpoint before it is" in err
+    assert "stopped: overflow_streak at step" in err and "There is no good checkpoint before it" in err
     step = metrics(folder)[-1]["step"]
     assert stop["step"] <= step < 20 and step == store.find(folder / "checkpoints")[0].step
     assert len(copy.read_text().splitlines()) == len(told)

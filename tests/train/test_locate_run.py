@@ -133,8 +133,9 @@ def test_a_scale_that_is_too_high_settles_and_grows_again_after_a_bad_time(tiny_
     """N1, second and third, and a streak that nobody looks into: a scale under which the squares do not fit into float32, four
     bad steps, and in the end a weight that is NaN."""
     faulty(monkeypatch, (25, 26, 27, 28), 48)
-    settings = ("precision.loss_scale.initial=6.6e21", "precision.loss_scale.max=6.6e21", "precision.loss_scale.growth_interval=10",
-                "train.total_steps=80", "health.rules.overflow_streak.threshold=15", "health.locate_nan=false", "ckpt.every_steps=20")
+    settings = ("precision.loss_scale.initial=6.6e21", "precision.loss_scale.max=6.6e21", "train.total_steps=80",
+                "precision.loss_scale.growth_interval=10", "health.rules.overflow_streak.threshold=15", "health.locate_nan=false",
+                "ckpt.every_steps=20")
     assert main(["--config", str(tiny_yaml), "--set", f"run.dir={tmp_path}", *QUICK, *settings]) == 3
     folder = tmp_path / "tiny"
     rows, report = metrics(folder), read(folder / "diagnosis.json")
