@@ -61,13 +61,11 @@ def diagnosed(event: Event, rows: list[dict], found: dict | None, good: int, che
     finite, in the order of the backward pass; layers: abs_max of each layer's output; loss_scale: its changes, [step, scale]."""
     scales = [[row["step"], row["loss_scale"]] for row in rows]
     changes = [now for before, now in zip([[None, None], *scales], scales, strict=False) if before[1] != now[1]]
-    if found:
-        layers = found.get("layers", {})
-        located = {key: found.get(key) for key in ("step", "loss_scale", "verdict", "message", "rank", "forward", "backward")}
-    else:
+    keys = ("step", "loss_scale", "verdict", "message", "rank", "forward", "backward")
+    located = {key: found.get(key) for key in keys} if found else None
+    if not (layers := (found or {}).get("layers")):  # then those of the last probe
         seen = next((row["health"]["layers"] for row in reversed(rows) if row.get("health", {}).get("layers")), {})
         layers = {name: {"abs_max": f["abs_max"], "nonfinite": 0.0} for name, f in seen.items() if f.get("abs_max") is not None}
-        located = None
     return {"step": event.step, "since": good + 1, "message": event.message, "located": located,
             "gradients": [name for name, f in (found or {}).get("gradients", {}).items() if f["nonfinite"]],
             "layers": layers, "loss_scale": changes, "last_good_checkpoint": str(checkpoint) if checkpoint else None}
