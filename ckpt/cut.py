@@ -1,10 +1,12 @@
 """What each rank of a mesh holds of a model's parameters, and which of it that rank writes into a checkpoint."""
+from dataclasses import replace
+
 import numpy as np
 
-from parallel.cost.parameters import Parameter, stage_parameters
+from parallel.cost.parameters import COLUMNS, ROWS, Parameter, stage_parameters
 from parallel.cost.sizes import Plan, Sizes
 
-MOMENTS = ("moment1.", "moment2.")
+MOMENTS = ("moment1.", "moment2.", ROWS, COLUMNS)
 
 
 class Cut:
@@ -50,9 +52,12 @@ class Cut:
         return stage == mesh.stage and (first or p.sharded(self.plan))
 
     def _owner(self, name: str) -> tuple[Parameter, int]:
-        for prefix in MOMENTS:
-            name = name.removeprefix(prefix)
-        return self.owners[name]
+        prefix = next((prefix for prefix in MOMENTS if name.startswith(prefix)), "")
+        p, stage = self.owners[name.removeprefix(prefix)]
+        if prefix in (ROWS, COLUMNS):  # one axis of the matrix
+            axis = int(prefix == COLUMNS)
+            p = replace(p, shape=(p.shape[axis],), tp_axis=0 if p.tp_axis == axis else None)
+        return p, stage
 
 
 def _piece(whole: slice, index: int, count: int) -> slice:

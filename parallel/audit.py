@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from parallel.cost.communication import communication, members
-from parallel.cost.parameters import stage_parameters
+from parallel.cost.parameters import moments, stage_parameters
 from parallel.cost.sizes import Plan, Sizes
 from parallel.lockstep.mindir import Graph, Node, Program, TensorType
 
@@ -116,8 +116,7 @@ def audit_parameters(rank: int, program: Program, sizes: Sizes, plan: Plan) -> l
     """A rank holds of each parameter, and of its moments, the part that the plan gives it, and of each one that it should."""
     findings, held = [], program.main.parameters
     for p in stage_parameters(sizes, plan, plan.mesh.stage):
-        wanted = p.local_shape(plan)
-        for name in (p.name, f"moment1.{p.name}", f"moment2.{p.name}"):
+        for name, wanted in {p.name: p.local_shape(plan), **moments(p, plan)}.items():
             found = held.get(name)
             if found is None or tuple(found.shape) != wanted:
                 findings.append(Finding("parameter", rank, name, "Parameter", f"{list(wanted)} of {list(p.shape)}",

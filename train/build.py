@@ -50,7 +50,7 @@ def build_train_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches:
     else:
         gradients = LocalGradients(network, mesh, num_micro_batches, config.train.clips_each)
     tokens = config.train.global_batch_size * config.data.seq_length
-    return TrainStep(gradients, config.train, config.precision.loss_scale, tokens)
+    return TrainStep(gradients, config.train, config.precision.loss_scale, tokens, config.model.vocab_size)
 
 
 def build_eval_step(gpt: GPT, config: RunConfig, mesh: Mesh, num_micro_batches: int) -> EvalStep:

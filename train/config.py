@@ -60,8 +60,10 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.1, ge=0.0, description="decoupled; not on biases and norms")
     groups: Annotated[tuple[ParameterGroup, ...], Field(strict=False)] = Field(
         (), description="parameters with another learning rate or weight decay; the first pattern that matches counts")
+    optimizer: Literal["adamw", "adafactor"] = Field(
+        "adamw", description="adafactor: of matrices it keeps means of rows and columns alone, and no betas")
     betas: tuple[float, float] = Field((0.9, 0.95), strict=False, description="AdamW's decay of the two moments")
-    eps: float = Field(1e-8, gt=0.0, description="AdamW's epsilon")
+    eps: float = Field(1e-8, gt=0.0, description="AdamW's epsilon; adafactor adds its square to squared gradients")
     clip_norm: float | None = Field(1.0, gt=0.0, description="what clip_by limits; null: no clipping")
     clip_by: Literal["global_norm", "norm", "value"] = Field(
         "global_norm", description="clip_norm is the largest norm of all gradients together (global_norm), of each parameter's "
@@ -111,6 +113,13 @@ class RunConfig(Section):
         if self.data.seq_length > m.seq_length:
             raise ValueError(f"data.seq_length={self.data.seq_length} is longer than model.seq_length={m.seq_length}, the "
                              "model's longest context: lower the one or raise the other")
+        if t.optimizer == "adafactor" and (self.parallel.tp > 1 or self.parallel.optimizer_sharding):
+            raise ValueError(f"train.optimizer=adafactor takes means over whole matrices, and parallel.tp={self.parallel.tp} "
+                             f"optimizer_sharding={str(self.parallel.optimizer_sharding).lower()} cut them: set tp to 1 and "
+                             "optimizer_sharding to false, or take adamw")
+        if t.optimizer == "adafactor" and t.eps < 1e-18:
+            raise ValueError(f"train.eps={t.eps:g}: train.optimizer=adafactor takes its square, which float32 does not hold: "
+                             "allowed are 1e-18 and more")
         if self.ckpt.init_partial and not self.ckpt.init_from:
             raise ValueError("ckpt.init_partial=true needs ckpt.init_from, the checkpoint to take tensors from")
         if t.warmup_steps > t.total_steps:

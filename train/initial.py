@@ -11,7 +11,7 @@ from parallel.files import replace_text
 from train.config import RunConfig
 from train.console import say
 from train.reports import INDENT
-from train.state import TABLE
+from train.state import has_rows
 from train.step import TrainStep
 
 SHOWN = 8  # blocks, and parameters, that one line names
@@ -51,7 +51,7 @@ def refuse_uninitialised(step: TrainStep, config: RunConfig, names: list[str], c
 def rows_that_count(name: str, values: np.ndarray, vocab_size: int, cut: Cut | None) -> np.ndarray:
     """Of this rank's part of a parameter what does not pad the token table."""
     first = cut.region(name)[0].start if cut else 0
-    return values[:max(0, vocab_size - first)] if name.endswith(TABLE) else values
+    return values[:max(0, vocab_size - first)] if has_rows(name) else values
 
 
 def listed(names: list[str]) -> str:

@@ -39,6 +39,11 @@ class AdamW(nn.Cell):
         self.eps, self.zero = config.eps, Tensor(0.0, ms.float32)
         self.adam, self.map, self.exp, self.sqrt = ops.AdamWeightDecay(), ops.HyperMap(), ops.Exp(), ops.Sqrt()
 
+    @property
+    def state(self) -> tuple[Parameter, ...]:
+        """What a checkpoint keeps."""
+        return (*self.moment1, *self.moment2)
+
     def construct(self, gradients, factors, lr):
         self.updates = self.updates + 1
         correction = 1.0 - self.exp(self.log_betas * F.cast(self.updates, ms.float32))

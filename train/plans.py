@@ -28,7 +28,7 @@ def plan_of(config: RunConfig, mesh: Mesh, num_micro_batches: int) -> tuple[Size
     sizes = sizes_of(config, mesh.tp)
     samples = config.train.global_batch_size // mesh.dp // num_micro_batches
     plan = replace(make_plan(sizes, config.parallel, mesh, samples, num_micro_batches, activation_bytes(config)),
-                   clips_each=config.train.clips_each)
+                   optimizer=config.train.optimizer, clips_each=config.train.clips_each)
     check(sizes, plan)
     return sizes, plan
 

@@ -107,9 +107,10 @@ def chosen(which: str, plan: Plan) -> list[int]:
 def stage_report(sizes: Sizes, plan: Plan, compiled) -> dict:
     """What one rank holds and sends."""
     held = {"weights": 0, "moments": 0, "accumulators": 0, "other": 0}
+    optimized = {name.partition(".")[2] for name in compiled.program.main.parameters if name.startswith("moment")}
     for name, kind in compiled.program.main.parameters.items():
         part = "moments" if name.startswith("moment") else "accumulators" if name.startswith("accu_grads") \
-            else "weights" if f"moment1.{name}" in compiled.program.main.parameters else "other"
+            else "weights" if name in optimized else "other"
         held[part] += kind.nbytes
     closed = stage_memory(sizes, plan, plan.mesh.stage)
     counts, cells = compiled_communication(compiled.program, plan)

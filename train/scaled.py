@@ -17,7 +17,8 @@ def scaled(config: RunConfig, mesh: Mesh, num_micro_batches: int, overrides: set
     """The config with small sizes, and a learning rate at which parameters move.
 
     Stages keep their relation: the longest have two layers, the others one; all have two where they are equal, or one each where
-    there are four parts or more. Adam's epsilon is raised, or it would magnify the rounding of gradients whose true value is 0.
+    there are four parts or more. The optimizer's epsilon is raised, or it would magnify the rounding of gradients whose true
+    value is 0.
 
     Args:
         overrides: keys that the user set by hand; they stay.

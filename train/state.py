@@ -8,13 +8,13 @@ from ckpt.store import MODEL, OPTIMIZER, Checkpoint, differences
 from ckpt.tensors import Place, read, shapes
 from ckpt.writing import Part
 from parallel import config_file
+from parallel.cost.parameters import COLUMNS, TABLE
 from parallel.errors import UserError
 from train.config import RunConfig
 from train.step import TrainStep
 
 # Every random number of a run (initial weights, sample order, dropout, generated samples) is a function of the seed and of the
 # counters here, so these are the whole state of the random number generators.
-TABLE = "embedding.token"  # without the rows that pad it: their number depends on the mesh
 SCALARS = ("step", "updates", "loss_scale", "good_steps")
 
 
@@ -26,7 +26,17 @@ def scalars_of(step: TrainStep) -> dict[str, Parameter]:
 def tensors_of(step: TrainStep) -> dict[str, dict[str, Parameter]]:
     """Weights and moments by their names."""
     return {MODEL: {p.name: p for p in step.weights},
-            OPTIMIZER: {p.name: p for p in (*step.optimizer.moment1, *step.optimizer.moment2)}}
+            OPTIMIZER: {p.name: p for p in step.optimizer.state}}
+
+
+def optimizer_of(step: TrainStep) -> str:
+    """As train.optimizer names it."""
+    return type(step.optimizer).__name__.lower()
+
+
+def has_rows(name: str) -> bool:
+    """Whether a tensor has a row for each token. Those that pad the table are not saved: their number depends on the mesh."""
+    return name.endswith(TABLE) and not name.startswith(COLUMNS)
 
 
 class HostCopies:
@@ -56,9 +66,9 @@ def capture(step: TrainStep, copies: HostCopies, vocab_size: int, rank: int, cut
             if cut:
                 region, shape = cut.region(name), cut.shape(name)
                 rows = max(0, vocab_size - region[0].start)
-                shape = (vocab_size, *shape[1:]) if name.endswith(TABLE) else shape
+                shape = (vocab_size, *shape[1:]) if has_rows(name) else shape
                 places[name] = Place(shape, tuple(s.start for s in region))
-            tensors[part][name] = values[:rows] if name.endswith(TABLE) else values
+            tensors[part][name] = values[:rows] if has_rows(name) else values
     return Part(tensors, places, rank if cut else None), {name: p.asnumpy().item() for name, p in scalars_of(step).items()}
 
 
@@ -75,7 +85,11 @@ def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str,
     problems = identity_problems(identity, checkpoint)
     problems += [f"missing: {name}" for name in (*SCALARS, "consumed_samples") if name not in checkpoint.state]
     wanted = tensors_of(step)
-    problems += shape_problems(wanted, checkpoint, identity, cut)
+    saved = yaml.safe_load(checkpoint.config or "{}").get("train", {}).get("optimizer", "adamw")
+    if saved != optimizer_of(step):
+        problems.append(f"train.optimizer: {saved} in the checkpoint, {optimizer_of(step)} here, whose state it does not have")
+    else:
+        problems += shape_problems(wanted, checkpoint, identity, cut)
     if problems:
         raise UserError(f"{where} cannot be resumed by this run:\n  " + "\n  ".join(problems) +
                         "\nTo start a new run from its weights alone: ckpt.resume=none ckpt.init_from=<checkpoint>")
@@ -127,7 +141,7 @@ def shape_problems(wanted: dict[str, dict[str, Parameter]], checkpoint: Checkpoi
 
     def shape(name: str, p: Parameter) -> tuple[int, ...]:
         whole = cut.shape(name) if cut else p.shape
-        return (rows, *whole[1:]) if name.endswith(TABLE) else whole
+        return (rows, *whole[1:]) if has_rows(name) else whole
 
     return [line for part, parameters in wanted.items() for line in differences(
         {name: shape(name, p) for name, p in parameters.items()},

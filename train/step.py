@@ -4,6 +4,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import functional as F
 
 from model.config import LossScaleConfig
+from train.adafactor import Adafactor
 from train.clipping import Clip
 from train.config import TrainConfig
 from train.optimizer import AdamW
@@ -36,7 +37,7 @@ class LossScaler(nn.Cell):
 
 
 class TrainStep(nn.Cell):
-    """Scaled forward and backward over the micro-batches and ranks, unscale, global norm, clip, AdamW, loss scale.
+    """Scaled forward and backward over the micro-batches and ranks, unscale, global norm, clip, optimizer, loss scale.
 
     The loss is the mean over all tokens of the global batch that the mask counts, however unevenly they lie on ranks and
     micro-batches: sums of losses and of gradients are added up and divided once, by the number of tokens. When the norm is not
@@ -48,20 +49,23 @@ class TrainStep(nn.Cell):
     Args:
         gradients: LocalGradients or ShardedGradients of the network.
         tokens_per_batch: tokens of a full global batch; only scales the backward pass.
+        vocab_size: rows of the token table without its padding.
     """
 
-    def __init__(self, gradients: nn.Cell, config: TrainConfig, loss_scale: LossScaleConfig, tokens_per_batch: int):
+    def __init__(self, gradients: nn.Cell, config: TrainConfig, loss_scale: LossScaleConfig, tokens_per_batch: int,
+                 vocab_size: int | None = None):
         super().__init__(auto_prefix=False)  # parameters keep the names that they have in the GPT
         self.gradients, self.weights = gradients, gradients.weights
         self.tokens_per_batch, self.clip = tokens_per_batch, Clip(config, len(self.weights))
-        self.optimizer = AdamW(self.weights, config, self.clip.limit)
+        self.optimizer = AdamW(self.weights, config, self.clip.limit) if config.optimizer == "adamw" \
+            else Adafactor(self.weights, config, self.clip.limit, vocab_size)
         self.schedule, self.scaler = Schedule(config), LossScaler(loss_scale)
         self.steps = Parameter(Tensor(0, ms.int32), name="steps", requires_grad=False)
         self.only_losses = Tensor([1.0, 0.0], ms.float32)
         self.sqrt, self.maximum, self.is_finite = ops.Sqrt(), ops.Maximum(), ops.IsFinite()
 
     def update(self, finite, grads, factors, lr):
-        """AdamW where the gradients are finite.
+        """The optimizer where the gradients are finite.
 
         A function of its own: MindSpore compiles what follows an `if` once for each of its branches.
         """

@@ -35,7 +35,7 @@ class Watched:
     """A parameter that this rank holds, or holds a part of."""
 
     weight: Parameter
-    moment1: Parameter
+    moment1: Parameter | None  # None: the optimizer keeps none, and gradients are not seen
     share: float  # 1 / the number of ranks that hold the same values
 
 
@@ -57,11 +57,12 @@ class LayerWatch:
         self.watched, self.beta1, self.everywhere = watched, beta1, everywhere
         self.names = layer_names(num_layers)
         self.layers = [layer_of(w.weight.name, num_layers) for w in watched]
-        self.copies: list[tuple[np.ndarray, np.ndarray]] = []
+        self.sees_gradients = all(w.moment1 is not None for w in watched)
+        self.copies: list[tuple[np.ndarray, np.ndarray | None]] = []
 
     def before(self) -> None:
         """Keep what the step will change."""
-        self.copies = [(copied(w.weight), copied(w.moment1)) for w in self.watched]
+        self.copies = [(copied(w.weight), copied(w.moment1) if self.sees_gradients else None) for w in self.watched]
 
     def after(self, scale: float | None, histograms: bool) -> tuple[dict[str, dict], dict[str, Histogram]]:
         """Each layer's norms over the step, and histograms of a sample of its gradients.
@@ -73,13 +74,16 @@ class LayerWatch:
             scale: what the optimizer's gradients are multiplied by, to undo clipping; None: the step was skipped, and the
                 moments say nothing of its gradients.
         """
+        scale = scale if self.sees_gradients else None
         squares = np.zeros((len(self.names), 4))
         pictures = [Histogram.of(np.zeros(0)) for _ in self.names]
         for w, layer, (weight, moment) in zip(self.watched, self.layers, self.copies, strict=True):
             now = w.weight.asnumpy()
-            gradient = (w.moment1.asnumpy() - self.beta1 * moment) * ((scale or 0.0) / (1.0 - self.beta1))
+            gradient = np.zeros(0, np.float32)
+            if scale:
+                gradient = (w.moment1.asnumpy() - self.beta1 * moment) * (scale / (1.0 - self.beta1))
             squares[layer] += [w.share * _squares(x) for x in (gradient, now, now - weight, weight)]
-            if histograms and w.share > 0:
+            if histograms and scale and w.share > 0:
                 pictures[layer] += Histogram.of(sample(gradient))
         self.copies = []
         if self.everywhere:

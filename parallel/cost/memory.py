@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from parallel.config import TopologyConfig
-from parallel.cost.parameters import stage_kinds
+from parallel.cost.parameters import moments, stage_kinds
 from parallel.cost.sizes import Plan, Sizes
 
 WIDE = 4       # bytes of an element where norms and softmax compute: float32, whatever the rest does
@@ -22,7 +22,7 @@ class StageMemory:
 
     weights: float  # with optimizer sharding the rank's part, and the gathered whole, which lives from forward to backward
     gradients: float
-    moments: float  # of AdamW, float32, and the float32 master copy where weights have fewer bytes
+    moments: float  # of the optimizer, float32, and the float32 master copy where weights have fewer bytes
     activations: float  # of all micro-batches that are alive
     logits: float  # of the loss, on the last stage
     working: float  # the backward pass of one block: its gradients, and what it computes again
@@ -82,7 +82,7 @@ def stage_memory(sizes: Sizes, plan: Plan, stage: int) -> StageMemory:
     and moments, not the accumulators.
     """
     last = stage == plan.mesh.pp - 1
-    computed, kept, gathered = _elements(sizes, plan.for_weights(), stage)
+    computed, kept, gathered, moments_kept = _elements(sizes, plan.for_weights(), stage)
     stream, rows = plan.stream_rows(sizes) * sizes.hidden, plan.rows(sizes)
     modes = plan.recompute_of(stage)
     per_micro_batch = sum(n * block_activations(sizes, plan, mode) for mode, n in modes.items())
@@ -97,7 +97,7 @@ def stage_memory(sizes: Sizes, plan: Plan, stage: int) -> StageMemory:
     return StageMemory(
         weights=(kept + gathered) * plan.weight_bytes,
         gradients=computed * plan.weight_bytes,
-        moments=kept * (8 if plan.weight_bytes == 4 else 12),
+        moments=moments_kept * 4 + (0 if plan.weight_bytes == 4 else kept * 4),
         activations=per_micro_batch * alive_micro_batches(plan, stage),
         # In float32: logits, exponentials, one-hot labels; in the backward pass the gradients of the first two.
         logits=5 * 4 * rows * sizes.vocab / plan.mesh.tp if last else 0,
@@ -128,11 +128,12 @@ def _scores(sizes: Sizes, plan: Plan) -> float:
 
 
 @lru_cache(4096)
-def _elements(sizes: Sizes, plan: Plan, stage: int) -> tuple[int, int, int]:
-    """Elements that one rank of a stage computes with, keeps, and gathers from the others where they are sharded."""
-    computed = kept = gathered = 0
+def _elements(sizes: Sizes, plan: Plan, stage: int) -> tuple[int, int, int, int]:
+    """Elements that one rank of a stage computes with, keeps, gathers from the others where they are sharded; of its moments."""
+    computed = kept = gathered = of_moments = 0
     for p, count in stage_kinds(sizes, plan, stage):
         whole = count * math.prod(p.tp_shape(plan))
         computed, kept = computed + whole, kept + count * math.prod(p.local_shape(plan))
         gathered += whole * p.sharded(plan)
-    return computed, kept, gathered
+        of_moments += count * sum(math.prod(shape) for shape in moments(p, plan).values())
+    return computed, kept, gathered, of_moments

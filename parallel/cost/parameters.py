@@ -6,6 +6,9 @@ from functools import lru_cache
 from parallel.cost.sizes import Plan, Sizes
 from parallel.mesh import Mesh
 
+TABLE = "embedding.token"
+ROWS, COLUMNS = "moment2_rows.", "moment2_columns."  # of a factored second moment
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -35,6 +38,15 @@ class Parameter:
         """What one rank keeps, with its moments."""
         first, *rest = self.tp_shape(plan)
         return (first // self.copies(plan), *rest) if self.sharded(plan) else (first, *rest)
+
+
+def moments(p: Parameter, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """What the optimizer keeps for a parameter on one rank, by name; float32."""
+    shape = p.local_shape(plan)
+    if plan.optimizer == "adafactor" and len(shape) > 1:
+        return {f"{ROWS}{p.name}": shape[:1], f"{COLUMNS}{p.name}": shape[1:]}
+    first = {} if plan.optimizer == "adafactor" else {f"moment1.{p.name}": shape}
+    return {**first, f"moment2.{p.name}": shape}
 
 
 def _linear(name: str, fan_out: int, fan_in: int, column: bool) -> list[Parameter]:

@@ -34,6 +34,7 @@ class Plan:
     threshold_kb: int = 64  # smaller parameters are not split over dp
     fusion_mb: int = 32  # gradients and gathered weights travel in parcels of this size; 0: one by one
     activation_bytes: int = 4  # of one element
+    optimizer: str = "adamw"  # or adafactor, whose moments of matrices are one row and one column
     clips_each: bool = False  # each gradient by its own norm, which all ranks add up
     weight_bytes: int = 4  # of one element of the weights and gradients; below 4 the optimizer keeps a float32 master as well
 

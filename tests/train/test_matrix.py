@@ -13,6 +13,7 @@ from tests.train.test_rehearse import check, run
 MODEL, BATCH = ["model.hidden_size=32", "model.num_heads=4", "model.num_layers=4", "train.global_batch_size=16"], 16
 SHARD, SEQUENCE = "parallel.optimizer_sharding=true", "parallel.sequence_parallel=true"
 FULL, SELECTIVE = "parallel.recompute=full", "parallel.recompute=selective"
+EACH, ADAFACTOR = "train.clip_by=norm", "train.optimizer=adafactor"
 VIRTUAL, DROPOUT, UNCLIPPED = "parallel.virtual_stages=2", "model.dropout=0.1", "train.clip_norm=null"
 CASES = [  # dp, tp, pp, micro-batches, options
     (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 4), (2, 2, 1, 1), (2, 1, 2, 4), (1, 2, 2, 4), (2, 2, 2, 4), (1, 1, 4, 4),
@@ -27,6 +28,8 @@ CASES = [  # dp, tp, pp, micro-batches, options
     (1, 1, 2, 4, VIRTUAL), (2, 2, 2, 4, VIRTUAL),
     (1, 2, 2, 4, "parallel.stage_layers=[3,1]"), (1, 1, 2, 4, "parallel.stage_layers=[1,3]"),
     (2, 2, 2, 4, UNCLIPPED), (1, 2, 1, 1, SEQUENCE, DROPOUT), (2, 2, 2, 4, DROPOUT),
+    (2, 2, 2, 4, EACH), (2, 2, 2, 4, EACH, SHARD), (1, 1, 2, 4, EACH, VIRTUAL), (2, 1, 2, 4, ADAFACTOR),
+    (2, 1, 1, 1, ADAFACTOR, EACH),
     (2, 2, 2, 8, SHARD, SEQUENCE, FULL, VIRTUAL, DROPOUT),
 ]
 
@@ -48,7 +51,7 @@ def test_every_rank_equals_one_card(dp, tp, pp, micro, options, plan_yaml, tmp_p
     code, report = run(plan_yaml, tmp_path, *MODEL, *mesh, *layers, *options)
     assert code == 0 and report["mesh"] == {"dp": dp, "tp": tp, "pp": pp}
     check(report, 0 if UNCLIPPED in options else PLAN["train"]["clip_norm"])
-    if not {UNCLIPPED, DROPOUT} & set(options):
+    if not {UNCLIPPED, DROPOUT, EACH, ADAFACTOR} & set(options):
         found = [report["steps"][i]["figures"]["grad_norm"] for i in (0, 2)]
         norms[:] = norms or found
         assert found == pytest.approx(norms, rel=1e-5)

@@ -146,8 +146,9 @@ def build_health(clock: Clock, config: RunConfig, last_step: int, step: TrainSte
         return None
     watch, optimizer = None, step.optimizer
     if cut or mesh.rank == 0:
+        moments = getattr(optimizer, "moment1", [None] * len(step.weights))  # Adafactor has no first moment
         watched = [Watched(weight, moment, cut.share(weight.name) if cut else 1.0)
-                   for weight, moment in zip(step.weights, optimizer.moment1, strict=True)]
+                   for weight, moment in zip(step.weights, moments, strict=True)]
         watch = LayerWatch(watched, config.model.num_layers, config.train.betas[0], everywhere=cut is not None)
     return Health(clock, config, last_step, watch, build_probe(config, gpt, mesh, cut, manifest) if watch else None)
 
