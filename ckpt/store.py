@@ -164,18 +164,20 @@ def load_given(path: Path) -> Checkpoint:
         raise UserError(f"this checkpoint cannot be used: {error}") from None
 
 
-def find(root: Path, rank: int = 0, ranks: int = 1, gather: Callable[[list], np.ndarray] = lambda x: np.array([x])) \
-        -> tuple[Checkpoint | None, list[str]]:
+def find(root: Path, rank: int = 0, ranks: int = 1, gather: Callable[[list], np.ndarray] = lambda x: np.array([x]),
+         refused: Callable[[dict], str] = lambda state: "") -> tuple[Checkpoint | None, list[str]]:
     """The newest whole checkpoint below `root`, if any, and why newer ones were passed over.
 
     With several ranks they agree on it: all see it, and each has found its share of the files to be right.
 
     Args:
         gather: numbers of this rank -> float64 [ranks, n] on every rank.
+        refused: a checkpoint's state -> why it is not to be taken, "" if it is; such ones are no matter of damage, and not told.
     """
     passed_over, bound = [], np.inf
     while True:
-        mine = [(read_state(folder)["step"], folder) for folder in steps(root)]
+        states = [(read_state(folder), folder) for folder in steps(root)]
+        mine = [(state["step"], folder) for state, folder in states if not refused(state)]
         step, folder = max(((s, f) for s, f in mine if s < bound), default=(-1, None))
         newest = gather([step])[:, 0]
         bound = newest.max()

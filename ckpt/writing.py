@@ -143,10 +143,24 @@ def rotate(root: Path, state: dict, keep_last: int) -> None:
         if found["step"] <= state["step"] and folder == store.folder_of(root, found["step"]) and not found.get("milestone") \
                 and found.get("run_id") == state.get("run_id"):
             ours.append(folder)
-    for folder in ours[:-keep_last]:
-        gone = folder.with_name(f".old-{folder.name}")  # so that one that is removed in part bears no name of a checkpoint
+    remove(ours[:-keep_last])
+
+
+def remove(folders: list[Path]) -> None:
+    """Remove checkpoints; one that is removed in part bears no name of a checkpoint."""
+    for folder in folders:
+        gone = folder.with_name(f".old-{folder.name}")
         os.rename(folder, gone)
         shutil.rmtree(gone)
+
+
+def discard(root: Path, folders: list[Path]) -> None:
+    """Remove checkpoints that must not be taken any more; `latest` names the newest that stays."""
+    if left := [folder for folder in store.steps(root) if folder not in folders]:
+        replace_text(root / store.LATEST, left[-1].name + "\n")
+    else:
+        (root / store.LATEST).unlink(missing_ok=True)
+    remove(folders)
 
 
 def save(root: Path, checkpoint: store.Checkpoint, keep_last: int) -> Path:

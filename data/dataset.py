@@ -3,14 +3,14 @@
 A MindDataset reads the rows that a SubsetSampler lists, in that order. A list of all rows of a long run would take minutes and
 gigabytes, so the run is read in windows of some 10^5 rows: while one is read, the next is being opened.
 """
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import mindspore.dataset as ds
 import numpy as np
 
 from data.config import DataConfig
 from data.manifest import Manifest
-from data.order import SampleOrder
+from data.order import Places, SampleOrder
 from data.tokenizer import PAD_ID
 from parallel.errors import UserError
 
@@ -19,13 +19,15 @@ MIN_WINDOW, MAX_WINDOW = 1 << 16, 1 << 22
 
 
 def train_dataset(manifest: Manifest, config: DataConfig, order: SampleOrder, start_sample: int, num_steps: int,
-                  global_batch_size: int, dp_rank: int, dp_size: int, with_sample_id: bool = False) -> ds.Dataset:
+                  global_batch_size: int, dp_rank: int, dp_size: int, with_sample_id: bool = False,
+                  passed_over: Sequence[tuple[int, int]] = ()) -> ds.Dataset:
     """The batches of one dp rank for `num_steps` steps from the position `start_sample` (consumed samples) on.
 
     Step s reads the positions start_sample + s * G, ..., + G - 1 of the order (G: global_batch_size), rank r the r-th of dp_size
     equal contiguous parts of them. Batches run on across the end of an epoch, so nothing is dropped.
 
     Args:
+        passed_over: ranges [first, stop) of positions that are left out; what follows them moves up.
         with_sample_id: also give the column `sample_id`, int64 [G / dp_size].
 
     Returns:
@@ -45,11 +47,11 @@ def train_dataset(manifest: Manifest, config: DataConfig, order: SampleOrder, st
             f"{global_batch_size} ({dp_size} ranks with {global_batch_size // dp_size} each); give more text, or lower "
             "train.global_batch_size or data.seq_length")
     rows = global_batch_size // dp_size
-    offset = start_sample + dp_rank * rows
+    places = Places(start_sample, passed_over)
 
     def positions(first_step: int, stop_step: int) -> np.ndarray:
         steps = np.arange(first_step, stop_step, dtype=np.int64)
-        return offset + steps[:, None] * global_batch_size + np.arange(rows)
+        return places.at(steps[:, None] * global_batch_size + dp_rank * rows + np.arange(rows))
 
     def sample_numbers(first_step: int, stop_step: int) -> np.ndarray:
         return order.at(positions(first_step, stop_step))
@@ -86,6 +88,12 @@ def valid_dataset(manifest: Manifest, config: DataConfig, name: str, num_samples
         return np.where(numbers < total, numbers, -1)
 
     return _dataset(manifest, config, name, sample_numbers, steps, with_sample_id)
+
+
+def read_samples(manifest: Manifest, config: DataConfig, numbers: np.ndarray) -> np.ndarray:
+    """Training samples by their numbers, int64 [n], straight from the files: int32 [n, seq_length + 1]."""
+    source = _RecordSource(manifest, config, "train", lambda first, stop: numbers[None], 1, False, None)
+    return next(iter(source))[0]
 
 
 def _dataset(manifest: Manifest, config: DataConfig, name: str, sample_numbers, num_steps: int,

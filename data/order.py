@@ -4,6 +4,8 @@ Position p of a run (the p-th sample it consumes) lies in epoch p // n at index 
 permutation of the n samples, which is computed point by point and never stored, so that any position is reached at once, and 10^9
 samples cost no memory. The order knows no ranks: which rank reads a position is cut from it afterwards (see data/dataset.py).
 """
+from collections.abc import Iterable
+
 import numpy as np
 
 ROUNDS = 8
@@ -48,6 +50,44 @@ class SampleOrder:
             else:
                 right = (right + _mix(round_keys ^ _mix(left)) % self._b) % self._b
         return left + self._a * right
+
+
+class Places:
+    """The positions that a run reads from `start` on: all, but for the ranges [first, stop) that it passes over.
+
+    Any index is reached at once, as in the order itself, and what is passed over depends on no mesh.
+    """
+
+    def __init__(self, start: int, passed_over: Iterable[tuple[int, int]] = ()):
+        self.start, here, read, gone = start, start, 0, 0
+        kept, missing = [], [0]
+        for first, stop in sorted(passed_over):
+            first = max(first, here)
+            if stop > first:
+                read, gone, here = read + first - here, gone + stop - first, stop
+                kept.append(read)
+                missing.append(gone)
+        self._kept, self._missing = np.array(kept, np.int64), np.array(missing, np.int64)
+
+    def at(self, index: np.ndarray) -> np.ndarray:
+        """The positions that are read index-th from `start` on: integers >= 0 to int64 of the same shape."""
+        return self.start + index + self._missing[np.searchsorted(self._kept, index, "right")]
+
+
+class Reading:
+    """How far a run has read, in global batches of `size` samples."""
+
+    def __init__(self, places: Places, size: int):
+        self.places, self.size, self.batches = places, size, 0
+
+    @property
+    def consumed(self) -> int:
+        """The position behind what was read: where a resume goes on."""
+        return int(self.places.at(np.int64(self.batches * self.size - 1))) + 1 if self.batches else self.places.start
+
+    def next_batch(self) -> np.ndarray:
+        """The positions of the batch that comes next: int64 [size]."""
+        return self.places.at(np.arange(self.batches * self.size, (self.batches + 1) * self.size, dtype=np.int64))
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -60,6 +60,9 @@ class HealthConfig(Section):
     locate_nan: bool = Field(True, description="run the first step that is not finite again, cell by cell")
     rules: RulesConfig = RulesConfig()
     on_event: str | None = Field(None, description="shell command that is given each event as JSON on its standard input")
+    webhook: str | None = Field(None, pattern=r"^https?://", description="address to which each event is posted as JSON")
+    roll_back_batches: int = Field(2, ge=1, description="level roll_back: batches passed over, that of the step and those before")
+    max_passed_over: int = Field(10, ge=0, description="skips and roll-backs of a run at most; the next one stops it")
 
 
 class EvalConfig(Section):

@@ -83,6 +83,16 @@ class Stage:
         report["seconds"] = {"text": between - began, "tasks": time.perf_counter() - between}
         return report
 
+    def dropout_spread(self) -> float:
+        """By what share the losses of two equal rows differ that have other keys for dropout: 0, up to rounding, if it is off.
+
+        The label that counts in one of them and not in the other is a pad, which counts in none.
+        """
+        tokens = np.random.RandomState(0).randint(PAD_ID + 1, len(self.bytes), (1, self.config.seq_length + 1)).astype(np.int32)
+        tokens[0, 1] = PAD_ID
+        losses = self.scorer.score_rows(np.repeat(tokens, 2, 0), np.arange(2, dtype=np.int32))[:, 0]
+        return float(abs(losses[1] - losses[0]) / abs(losses[0]))
+
     def _corpus(self, name: str, samples: int) -> np.ndarray:
         """float64 [samples, 5], in the order of the samples: loss sum, tokens, right guesses, bytes, loss sum of the unigram."""
         mesh, more = self.scorer.mesh, []

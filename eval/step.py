@@ -37,7 +37,7 @@ class EvalStep(nn.Cell):
 
     def construct(self, tokens, first):
         batch, t = tokens.shape
-        x, table = self.gpt(self.slice(tokens, (0, 0), (batch, t - 1), (1, 1)), ops.zeros((batch,), ms.int32))
+        x, table = self.gpt(self.slice(tokens, (0, 0), (batch, t - 1), (1, 1)), first)  # a key of dropout, should it be on
         labels, mask = self.labels(tokens)
         losses, hits = self.head_loss(x, table, labels)[:2]
         rows = (batch, t - 1)

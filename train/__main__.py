@@ -11,13 +11,14 @@ from parallel.errors import UserError
 from train.advise_clip import advise
 from train.checks import plan
 from train.config import load_config
+from train.workers import ROLLED_BACK
 
 # A disk that is full or broken, a folder that became read-only or went away: no fault of the program, so no traceback.
 REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOTCONN}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code: 0 done, 1 failed, 2 the user's input is wrong, 3 a health rule, 4 interrupted and saved."""
+    """Returns the exit code: 0 done, 1 failed, 2 wrong input, 3 a health rule, 4 interrupted and saved, 5 to be rolled back."""
     parser = argparse.ArgumentParser(prog="python -m train", description="Train in this process, as one rank.")
     config_file.add_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="show the whole config with all defaults, and end")
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         from data.prepare import prepare
         from parallel.context import is_distributed
         from train.run import run
-        from train.triggers import Halted
+        from train.triggers import Halted, RolledBack
         if not is_distributed():  # several ranks find it done: train.launch does it before it starts them
             prepare(config.data)
         try:
@@ -50,6 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
         except Halted as reason:
             print(f"stopped: {reason}", file=sys.stderr)
             return 3
+        except RolledBack as reason:
+            print(f"rolled back: {reason}", file=sys.stderr)
+            return ROLLED_BACK
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

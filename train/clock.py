@@ -8,8 +8,8 @@ from mindspore.train import Callback
 
 
 class Clock(Callback):
-    """Seconds of this process by kind: `compile` (all until the first step is done), `data` (waiting for batches), `fetch`,
-    `log`, `health`, `eval`, `ckpt`.
+    """Seconds of this process by kind: `compile` (all until the first step is done), `data` (waiting for batches), `meet` (for
+    the other ranks, at a step's end), `fetch`, `log`, `health`, `eval`, `ckpt`.
 
     First in the list of callbacks: the gap between the end of one step and the beginning of the next, less what the other
     callbacks measured in it, is the time that the loop waited for data.
@@ -20,6 +20,7 @@ class Clock(Callback):
         self.seconds = Counter()
         self.started = time.perf_counter()
         self.gap_from = None
+        self.own = 0.0  # seconds that this rank's host spent on its own before the last step: of kind `data`
         self.on_phase: Callable[[str], None] = lambda kind: None  # is told each kind as it begins, "step" as it ends
 
     @contextmanager
@@ -48,7 +49,8 @@ class Clock(Callback):
         self.step_began = time.perf_counter()
         if self.gap_from is not None:
             before, others = self.gap_from
-            self.seconds["data"] += self.step_began - before - (self._others() - others)
+            self.own = self.step_began - before - (self._others() - others)
+            self.seconds["data"] += self.own
 
     def on_train_step_end(self, run_context):
         now = time.perf_counter()

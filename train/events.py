@@ -1,8 +1,8 @@
-"""What a health rule found: to the console, events.jsonl, TensorBoard, and a command of the user's."""
+"""What a health rule found: to the console, events.jsonl, TensorBoard, a command of the user's, and a webhook."""
 import contextlib
 import json
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from eval.health.rules.base import Event
@@ -10,9 +10,11 @@ from train.console import say, shown
 from train.diagnosis import last_good
 from train.metrics_log import MetricsLog
 from train.nodes import fence
+from train.passed_over import RollBack
 from train.reports import INDENT
 from train.tensorboard import TensorBoard
 from train.triggers import Triggers
+from train.webhook import Webhook
 
 
 class Events:
@@ -22,10 +24,15 @@ class Events:
         folder: the run's.
         command: for a shell; it is given the event as JSON on its standard input, and nobody waits for it.
         triggers: where an event of level stop asks for the run's end.
+        webhook: an address to which each event is posted as JSON.
+        roll_back: where an event of that level asks for one.
     """
 
-    def __init__(self, folder: Path, last_step: int, board: TensorBoard, command: str | None, triggers: Triggers):
+    def __init__(self, folder: Path, last_step: int, board: TensorBoard, command: str | None, triggers: Triggers,
+                 webhook: str | None = None, roll_back: RollBack | None = None):
         self.folder, self.board, self.command, self.triggers = folder, board, command, triggers
+        self.webhook = Webhook(webhook, lambda text: say(f"{INDENT}note   {text}")) if webhook else None
+        self.roll_back = roll_back
         self.log = MetricsLog(folder / "events.jsonl", last_step, fence(folder))
         self.running: list[subprocess.Popen] = []
         self.reason = ""
@@ -37,14 +44,24 @@ class Events:
             since: the step at which it began, where that is known; else the event's own.
         """
         for event in events:
+            if event.level == "roll_back" and (why := self.roll_back.ask(event)):
+                event = replace(event, level="stop", message=f"{event.message}. No roll-back: {why}")
             self.log.write([asdict(event)])
             say(f"{INDENT}{event.level}   {event.rule} at step {event.step}: {event.message}")
             self.board.text(event.step, f"events/{event.rule}", f"**{event.level}** {event.message}")
             if self.command:
                 self._run(event)
-            if event.level == "stop" and not self.triggers.halt:
+            if self.webhook:
+                self.webhook.post(asdict(event))
+            if event.level == "stop" and not self.reason:
                 self.triggers.halt = True
                 self.reason = f"{event.rule} at step {event.step}: {event.message}. {self._before(since or event.step)}"
+
+    def close(self) -> None:
+        """The end of the run: what is still to be posted is."""
+        self.log.close()
+        if self.webhook:
+            self.webhook.close()
 
     def _before(self, step: int) -> str:
         """The last good checkpoint before a step."""

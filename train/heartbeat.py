@@ -18,12 +18,13 @@ class Heartbeat(Callback):
     """Writes {"rank", "pid", "phase", "step", "time" (seconds since 1970), "memory_bytes", "step_seconds", "host_seconds"}.
 
     Phases: start (until the first step is done), step, eval, ckpt. step_seconds: of the last step, from its beginning to its end;
-    host_seconds: from the end of the one before to its beginning, which other ranks wait for.
+    host_seconds: from the end of the one before to its beginning, which other ranks wait for, less its own waiting for them.
     """
 
     def __init__(self, clock: Clock, run_folder: Path, rank: int, last_step: int):
         super().__init__()
         self.path, self.rank, self.step, self.phase = path_of(run_folder, rank), rank, last_step, ""
+        self.clock, self.met = clock, 0.0
         self.step_seconds = self.host_seconds = None
         self.ended = self.written = 0.0
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,11 +48,11 @@ class Heartbeat(Callback):
     def on_train_step_begin(self, run_context):
         self.began = time.perf_counter()
         if self.ended:
-            self.host_seconds = self.began - self.ended
+            self.host_seconds = self.began - self.ended - (self.clock.seconds["meet"] - self.met)
         self.beat("step")
 
     def on_train_step_end(self, run_context):
         self.step += 1
-        self.ended = time.perf_counter()
+        self.ended, self.met = time.perf_counter(), self.clock.seconds["meet"]
         self.step_seconds = self.ended - self.began
         self.beat("step")

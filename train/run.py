@@ -16,24 +16,22 @@ from mindspore import Tensor
 from mindspore.nn.utils import no_init_parameters
 from mindspore.train import Model
 
-from ckpt import store
+from ckpt import store, writing
 from ckpt.cut import MOMENTS, Cut
 from ckpt.saver import Saver
 from data.dataset import train_dataset
 from data.manifest import Manifest, load_manifest
-from data.order import SampleOrder
-from eval.comparison.reports import series
-from eval.health.rules.reports import report_events
+from data.order import Places, Reading, SampleOrder
 from model.init import initial_value, initialize
 from parallel import collectives, config_file, context
 from parallel.cost.parameters import all_parameters, parameter_count
 from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.mesh import Mesh
-from train import console, state
+from train import console, passed_over, state
 from train.build import build_gpt, build_train_step, compiled, is_sharded, lack_of_kernels
 from train.callbacks.evaluate import Evaluate, due_steps
-from train.callbacks.health import build_health, build_rules
+from train.callbacks.health import build_health
 from train.callbacks.locate import Locate
 from train.callbacks.monitor import Monitor, peak_memory_bytes
 from train.callbacks.samples import SampleLog
@@ -42,17 +40,17 @@ from train.checks import plan
 from train.clock import Clock
 from train.config import RunConfig
 from train.console import say
-from train.diagnosis import Diagnosis
-from train.events import Events
 from train.groups import described
 from train.heartbeat import Heartbeat
 from train.initial import refuse_uninitialised, report_outputs
 from train.metrics_log import MetricsLog, finite
 from train.nodes import NUMBER, fence
+from train.passed_over import Ledger, PassedOver
 from train.plans import plan_of, sizes_of
 from train.tensorboard import TensorBoard
 from train.tiers import build_tiers
-from train.triggers import Halted, Triggers
+from train.triggers import Halted, RolledBack, Triggers
+from train.watch import build_watch
 
 
 def run(config: RunConfig) -> bool:
@@ -122,6 +120,7 @@ class Training:
     consumed_samples: int = 0
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # by which a checkpoint is known as this run's
     notes: list[str] = field(default_factory=list)
+    passed_over: list[PassedOver] = field(default_factory=list)
 
     def __post_init__(self):
         c = self.config
@@ -155,7 +154,11 @@ class Training:
     def start_or_resume(self) -> None:
         """Initial weights, or the state of the checkpoint that ckpt.resume names."""
         c = self.config
+        self.passed_over = passed_over.load(c.run.folder)
         checkpoint, where = self.find_checkpoint()
+        self.passed_over = passed_over.load(c.run.folder, checkpoint.state if checkpoint else None)
+        self.notes += [f"passes over the samples {one.first} to {one.stop - 1}: {one.rule} at step {one.step}"
+                       for one in self.passed_over]
         if checkpoint is None:
             self.initialize()
             if (c.run.folder / "metrics.jsonl").exists():
@@ -167,6 +170,9 @@ class Training:
             names = [p.name for p in all_parameters(sizes_of(c, self.mesh.tp))]
             refuse_uninitialised(self.step, c, names, self.cut)
             return
+        if why := passed_over.spoilt(checkpoint.state, self.passed_over):
+            raise UserError(f"{where}: {why}, see {c.run.folder / passed_over.FILE}: choose a checkpoint before, or another "
+                            "run.name")
         state.restore(self.step, checkpoint, self.identity, where, self.cut)
         self.first_step, self.consumed_samples = checkpoint.step, checkpoint.state["consumed_samples"]
         self.run_id = checkpoint.state.get("run_id", self.run_id)
@@ -199,16 +205,18 @@ class Training:
             return None, ""
         if resume != "auto":
             return store.load_given(resume), str(resume)
-        checkpoint, passed_over = store.find(self.root, self.mesh.rank, self.mesh.world_size, collectives.gather)
-        self.notes += [f"passed over: {line}" for line in passed_over]
-        if checkpoint is None and passed_over:
-            raise UserError(f"{self.root}: no checkpoint there is whole:\n  " + "\n  ".join(passed_over) +
+        checkpoint, damaged = store.find(self.root, self.mesh.rank, self.mesh.world_size, collectives.gather,
+                                         lambda state: passed_over.spoilt(state, self.passed_over))
+        self.notes += [f"passed over: {line}" for line in damaged]
+        if checkpoint is None and damaged:
+            raise UserError(f"{self.root}: no checkpoint there is whole:\n  " + "\n  ".join(damaged) +
                             "\nchoose another run.name, or remove the folder to start anew")
         return checkpoint, console.shown(store.folder_of(self.root, checkpoint.step)) if checkpoint else ""
 
     def agree(self) -> None:
         """Every rank must start from the same state of the same run; also the barrier before rank 0 writes anything."""
-        content = json.dumps([self.identity, self.config.model_dump(mode="json", include={"model", "train", "precision"})])
+        content = json.dumps([self.identity, [one.range for one in self.passed_over],
+                              self.config.model_dump(mode="json", include={"model", "train", "precision"})])
         mine = [self.first_step, self.consumed_samples, int(hashlib.sha256(content.encode()).hexdigest()[:11], 16)]
         if (ranks := collectives.gather(mine)).min(0).tolist() != ranks.max(0).tolist():
             steps = ", ".join(f"rank {rank}: step {int(row[0])}" for rank, row in enumerate(ranks))
@@ -251,8 +259,11 @@ class Training:
         c, t = self.config, self.config.train
         steps = self.last_step - self.first_step
         order = SampleOrder(self.manifest.sets["train"].samples, c.run.seed)
-        dataset = train_dataset(self.manifest, c.data, order, self.consumed_samples, steps, t.global_batch_size,
-                                self.mesh.dp_rank, self.mesh.dp) if steps else None
+        ledger = Ledger(c.run.folder, self.passed_over, c.health.max_passed_over, self.mesh.rank)
+        reading = Reading(Places(self.consumed_samples, ledger.ranges), t.global_batch_size)
+        spare = ledger.room if c.health.enabled else 0  # batches that may yet be skipped
+        dataset = train_dataset(self.manifest, c.data, order, self.consumed_samples, steps + spare, t.global_batch_size,
+                                self.mesh.dp_rank, self.mesh.dp, passed_over=ledger.ranges) if steps else None
         clock = Clock()
         evaluate = self.evaluation(clock)
         sinks, board, folder = [], None, None
@@ -261,28 +272,25 @@ class Training:
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = lock(folder)
             replace_text(folder / "config.yaml", config_file.dump(c))
+            if self.passed_over:
+                passed_over.write(folder, self.passed_over)
+                writing.discard(self.root, passed_over.spoilt_checkpoints(self.root, self.passed_over))
             board = TensorBoard(folder / "tensorboard", self.first_step)
             sinks = [MetricsLog(folder / "metrics.jsonl", self.first_step, fence(folder)), board, console.Console(t.total_steps)]
         health = build_health(clock, c, self.first_step, self.step, self.gpt, self.mesh, self.cut, self.manifest)
-        if health:
-            health.board = board
         triggers = Triggers(c.run.folder, c.ckpt.every_minutes, self.mesh.rank)
         locate = Locate(clock, c, self.mesh, self.num_micro_batches, self.step, self.first_step, triggers, health) \
             if health else None
-        monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, t.global_batch_size, self.consumed_samples,
-                          locate or health)
+        monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, reading, locate)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
         heartbeat = Heartbeat(clock, c.run.folder, self.mesh.rank, self.first_step)
-        events = None
-        if health and folder:
-            events = Events(folder, self.first_step, board, c.health.on_event, triggers)
-            locate.tell = events.tell
-            locate.rows += sinks[0].last_rows
-            diagnosis = Diagnosis(folder, events.tell, lambda: list(locate.rows), lambda: locate.found)
-            health.follow(build_rules(c), sinks[0].last_rows, diagnosis.tell)
-            evaluate.judge = lambda report: events.tell(report_events(report, series(folder), c.eval.stage.time_budget,
-                                                                      c.health.rules))
-        save = self.saving(clock, monitor, triggers)
+        save, watch = self.saving(clock, monitor, triggers, ledger), None
+        if health:
+            watch = build_watch(c, health, locate, triggers, ledger, reading, self.first_step, self.manifest, order,
+                                self.mesh.dp_rank)
+            save.gate = watch.gate
+            if folder:
+                watch.follow(c, sinks[0], board, triggers, evaluate)
         if self.mesh.rank == 0:
             say("compiling ...")
         try:
@@ -295,24 +303,32 @@ class Training:
                         if folder:
                             report_outputs(figures, folder)
                 samples = [SampleLog(c.run.folder, self.mesh.rank, self.first_step)] if c.data.log_samples else []
-                callbacks = [clock, heartbeat, *samples, *([health, locate] if health else []), monitor, evaluate, save]
+                callbacks = [clock, heartbeat, *samples, *(watch.callbacks if watch else ()), monitor, evaluate, save]
+                if watch:
+                    dataset = watch.gate.over(dataset, steps)
                 evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save
                 with triggers.caught():
                     Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
             else:  # killed between its last checkpoint and its report
                 evaluate.again()
             if save.halted:
-                raise Halted(events.reason if events else "rank 0 says why")
+                raise Halted(watch.gate.reason())
+            if save.rolled_back:
+                watch.settle()
+                raise RolledBack("the same command goes on from a checkpoint before, and passes over "
+                                 f"{passed_over.FILE} of {console.shown(c.run.folder)}")
             if not save.interrupted:
                 self.report(clock, monitor, evaluate)
         finally:
             save.saver.close()
             monitor.close()
+            if watch:
+                watch.close()
             if self.mesh.rank == 0:
                 self.lock.close()
         return not save.interrupted
 
-    def saving(self, clock: Clock, monitor: Monitor, triggers: Triggers) -> Save:
+    def saving(self, clock: Clock, monitor: Monitor, triggers: Triggers, ledger: Ledger) -> Save:
         """When to save, and what this rank has of it: of a cut model its own part, else rank 0 everything."""
         c, mesh, copies, ranks = self.config, self.mesh, state.HostCopies(), self.mesh.world_size if self.cut else 1
         fixed = {"identity": self.identity, "run_id": self.run_id, "mesh": {"dp": mesh.dp, "tp": mesh.tp, "pp": mesh.pp},
@@ -320,7 +336,8 @@ class Training:
 
         def capture(milestone: bool):
             part, scalars = state.capture(self.step, copies, c.model.vocab_size, mesh.rank, self.cut)
-            return part, {**scalars, "consumed_samples": monitor.consumed_samples, "milestone": milestone, **fixed}
+            return part, {**scalars, "consumed_samples": monitor.reading.consumed, "milestone": milestone, **fixed,
+                          "passed_over": passed_over.as_state(ledger.entries)}
 
         saver = Saver(self.root, c.ckpt.keep_last, mesh.rank, ranks, collectives.barrier if ranks > 1 else lambda: None,
                       fence(c.run.folder), os.environ.get(NUMBER, ""))
@@ -351,7 +368,7 @@ class Training:
             "name": c.run.name, "steps": monitor.step, "total_steps": c.train.total_steps, "world_size": self.mesh.world_size,
             "mesh": {"dp": self.mesh.dp, "tp": self.mesh.tp, "pp": self.mesh.pp},
             "device": ms.get_context("device_target"), "parameters": self.num_parameters,
-            "consumed_samples": monitor.consumed_samples, "loss": loss,
+            "consumed_samples": monitor.reading.consumed, "loss": loss,
             "val_step": evaluate.last.get("step"), "val_loss": scores.get("loss"), "val_perplexity": scores.get("perplexity"),
             "val_accuracy": scores.get("accuracy"), "val_bits_per_byte": scores.get("bits_per_byte"),
             "unigram_perplexity": scores.get("unigram_perplexity"), "validation": evaluate.last.get("corpora"),

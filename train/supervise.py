@@ -29,7 +29,7 @@ from train.config import RunConfig, SuperviseConfig, load_config
 from train.launch import read_topology
 from train.nodes import NUMBER, Nodes
 from train.signs import RankWatch, read, slow_ranks
-from train.workers import AGREED, Topology
+from train.workers import AGREED, ROLLED_BACK, Topology
 
 STATE = "supervise.json"
 FINAL = (0, 2, 3, 4)  # exit codes after which nothing is started again
@@ -132,6 +132,9 @@ class Supervisor:
             self.write("running")
             if start.code in FINAL or self.signals:
                 return self.finish("done" if start.code == 0 else "ended", start.code if start.code in FINAL else 1)
+            if start.code == ROLLED_BACK:  # no failure; health.max_passed_over sets an end to it
+                _say(f"a health rule rolled the run back at step {start.step}: starting again")
+                continue
             _say(f"{start.reason}, at step {start.step}")
             if why := self.hopeless():
                 return self.finish("given up", 1, "\n".join([f"{why}. Its last lines:", *start.last_lines[-20:]]))
@@ -249,7 +252,8 @@ class Supervisor:
         """Why it makes no sense to start again; "" if it does."""
         if len(self.starts) > 1 and self.starts[-1].same_as(self.starts[-2]):
             return "the same step failed twice in the same way"
-        recent = [s for s in self.starts if time.monotonic() - s.clock < 3600 * self.settings.within_hours]
+        recent = [s for s in self.starts if time.monotonic() - s.clock < 3600 * self.settings.within_hours and
+                  s.code != ROLLED_BACK]
         if len(recent) > self.settings.max_restarts:
             return f"{len(recent)} starts within {self.settings.within_hours:g} hours"
         return ""

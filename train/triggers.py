@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from parallel import collectives
 
 REQUEST = "request_checkpoint"
@@ -21,13 +23,24 @@ class Halted(Exception):
     """A health rule ended the run, which is saved; the text says which, and why."""
 
 
+class RolledBack(Exception):
+    """A health rule ended the run, which is to go on from a checkpoint before, and pass over some batches."""
+
+
 @dataclass(frozen=True)
 class Wish:
-    """What all ranks have agreed on; stop: the run was interrupted; halt: a health rule ends it."""
+    """What all ranks have agreed on; stop: the run was interrupted; halt, roll_back: a health rule ends it.
+
+    found: of each rank, the number of the rule that its next batch breaks, 0 for none; seconds: of each rank, what it spent on
+    its own before the step, while the others may have waited for it.
+    """
 
     save: bool
     stop: bool
     halt: bool
+    roll_back: bool
+    found: np.ndarray
+    seconds: np.ndarray
 
 
 class Triggers:
@@ -41,7 +54,7 @@ class Triggers:
     def __init__(self, folder: Path, every_minutes: float | None, rank: int):
         self.request, self.rank = folder / REQUEST, rank
         self.seconds = None if every_minutes is None else 60.0 * every_minutes
-        self.stop = self.save = self.halt = False
+        self.stop = self.save = self.halt = self.roll_back = False
         self.saved()
 
     def saved(self) -> None:
@@ -65,17 +78,18 @@ class Triggers:
             os._exit(128 + number)
         self.stop |= number in STOPS
 
-    def agreed(self) -> Wish:
+    def agreed(self, found: int = 0, seconds: float = 0.0) -> Wish:
         """The wishes of all ranks together; every rank has to call it. What was wished for is then done with."""
         asked = self.rank == 0 and self.request.exists()
         due = self.rank == 0 and self.seconds is not None and time.monotonic() - self.since >= self.seconds
-        wishes = [float(self.save or asked or due), float(self.stop), float(self.halt)]
-        save, stop, halt = collectives.gather(wishes).max(0) > 0
+        wishes = [float(self.save or asked or due), float(self.stop), float(self.halt), float(self.roll_back)]
+        ranks = collectives.gather([*wishes, float(found), seconds])
+        save, stop, halt, roll_back = ranks[:, :4].max(0) > 0
         if save:
             self.save = False
             if asked:
                 self.request.unlink(missing_ok=True)
-        return Wish(bool(save), bool(stop), bool(halt))
+        return Wish(bool(save), bool(stop), bool(halt), bool(roll_back), ranks[:, 4], ranks[:, 5])
 
     def pulse(self) -> None:
         """For long work between two steps: raise Interrupted on all ranks as soon as one is asked to end."""

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from train import processes
 
-AGREED = (0, 3, 4)  # exit codes that all ranks reach together: done, stopped by a health rule, interrupted and saved
+ROLLED_BACK = 5  # a health rule ended the run; it is to be started again, and goes on from a checkpoint before
+AGREED = (0, 3, 4, ROLLED_BACK)  # codes that all ranks reach together: done, stopped by a health rule, interrupted and saved
 POLL = 0.1  # seconds
 NOISE = re.compile(rb"(?m)^\[INFO\] DISTRIBUTED\(.*\n?")  # MindSpore writes it at every end, whatever GLOG_v says
 
@@ -40,7 +41,7 @@ class Topology:
 @dataclass
 class Limits:
     """Seconds. `start`: until msrun has started the workers. `finish`: for the other ranks, once one has ended in
-    agreement (exit code 0, 3 or 4). `grace`: to save, after SIGINT or SIGTERM."""
+    agreement (exit code 0, 3, 4 or 5). `grace`: to save, after SIGINT or SIGTERM."""
 
     start: float = 300.0
     finish: float = 20.0
@@ -124,7 +125,7 @@ class _Tail:
 def run_workers(command: list[str], topology: Topology, logs: Path, limits: Limits | None = None) -> int:
     """Run `python *command` as every worker of this node and as msrun's scheduler, until all have ended.
 
-    Returns 0 when all ranks ended with 0; 2, 3 or 4 when the first that failed, or all, ended so; 128 + number after a
+    Returns 0 when all ranks ended with 0; 2, 3, 4 or 5 when the first that failed, or all, ended so; 128 + number after a
     signal (4 when all workers saved); else 1. No process of the job is left, in every case. Logs: `logs`/rank_<n>.log,
     scheduler.log, msrun.log; those of earlier starts keep their content under rank_<n>.<k>.log. Standard output gets
     what the first rank of this node writes.

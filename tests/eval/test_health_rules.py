@@ -11,7 +11,7 @@ from eval.config import HealthConfig
 from eval.health.losses import LossWindow
 from eval.health.rules.base import Facts
 from eval.health.rules.config import RulesConfig
-from eval.health.rules.engine import RULES, Rules
+from eval.health.rules.engine import RULES, START_RULES, Rules
 from eval.health.rules.reports import REPORT_RULES, report_events
 
 HEALTHY = [json.loads(line) for line in
@@ -132,7 +132,7 @@ def test_levels_and_thresholds_are_the_users():
 
 
 def test_every_rule_has_settings_and_is_explained():
-    assert {*RULES, *REPORT_RULES} == set(RulesConfig.model_fields)
+    assert {*START_RULES, *RULES, *REPORT_RULES} == set(RulesConfig.model_fields)
     text = (Path(__file__).parents[2] / "eval" / "README.md").read_text(encoding="utf-8")
     for name, one in RulesConfig():
         assert f"| `{name}` | {one.level} |" in text and type(one).__doc__ in text, name

@@ -139,7 +139,7 @@ def test_slow_ranks():
 
 
 def test_signs_of_life(tmp_path):
-    clock = type("Clock", (), {})()
+    clock = type("Clock", (), {"seconds": Counter()})()
     heart = Heartbeat(clock, tmp_path, 3, last_step=7)
     assert read(tmp_path)[0]["phase"] == "start" and path_of(tmp_path, 3).exists()
     clock.on_phase("eval")  # warming up is part of the start

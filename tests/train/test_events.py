@@ -8,9 +8,9 @@ import pytest
 from ckpt import store
 from data.tokenizer import PAD_ID
 from eval.health.rules.base import Event
+from eval.health.rules.data import batch_figures
 from tests.conftest import metrics
 from train.__main__ import main
-from train.callbacks.health import batch_figures
 from train.events import Events
 from train.run import run
 from train.tensorboard import TensorBoard
@@ -40,10 +40,11 @@ def test_a_run_that_only_skips_steps_is_saved_and_ends_with_3(tiny, tiny_yaml, t
 
 
 def test_what_a_batch_is_made_of():
-    figures = batch_figures(np.array([[6, 6, 6, 5], [5, 5, PAD_ID, PAD_ID]], np.int32))
-    assert (figures["top_token_share"], figures["padding_share"]) == (0.5, 0.25)
-    nothing = batch_figures(np.full((2, 3), PAD_ID, np.int32))
+    figures = batch_figures(np.array([[6, 6, 6, 5], [5, 5, PAD_ID, PAD_ID]], np.int32), 7)
+    assert figures["invalid_tokens"] == 0 and (figures["top_token_share"], figures["padding_share"]) == (0.5, 0.25)
+    nothing = batch_figures(np.full((2, 3), PAD_ID, np.int32), 7)
     assert (nothing["top_token_share"], nothing["padding_share"]) == (0.0, 1.0)
+    assert batch_figures(np.array([[7, -1, 2**31 - 1, 6]], np.int32), 7)["invalid_tokens"] == 3
 
 
 def test_a_command_that_fails_is_said_and_nothing_more(tmp_path, capsys):

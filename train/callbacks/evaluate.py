@@ -41,6 +41,7 @@ class Evaluate(Callback):
         self.clock, self.tiers, self.stage_steps, self.deep_steps = clock, tiers, stage_steps, deep_steps
         self.request, self.look_every = run_folder / REQUEST, look_every
         self.last: dict = {}
+        self.dropout_spread: float | None = None  # measured at the first evaluation of this process, in its midst
         self.judge: Callable[[dict], None] = lambda report: None  # is given each report, on rank 0
 
     def report_to(self, monitor: Monitor, folder: Path | None, tensorboard: TensorBoard | None) -> None:
@@ -92,7 +93,7 @@ class Evaluate(Callback):
                 reports.write(reports.path_of(self.folder, step), report)
                 reports.show(report, say)
                 reports.to_tensorboard(report, self.tensorboard)
-                self.judge(report)
+                self.judge({**report, "dropout_spread": self.dropout_spread})
 
     def requested(self) -> bool:
         """Whether somebody asks for the tier `deep` now; one that cannot be had is declined."""
@@ -111,6 +112,8 @@ class Evaluate(Callback):
         if not text:
             return None
         report = self.tiers.stage.run(text, tasks)
+        if self.dropout_spread is None:
+            self.dropout_spread = self.tiers.stage.dropout_spread()
         seconds = report["seconds"]
         budget.spend((text, tasks), (seconds["text"], seconds["tasks"]))
         return {**report, "time_fraction": budget.spent / training if training else None}

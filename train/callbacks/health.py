@@ -1,5 +1,5 @@
 """The tier `health`: looks at a step from both sides, and adds what it saw to the step's row."""
-import zlib
+import math
 from collections.abc import Callable, Iterable
 from itertools import zip_longest
 
@@ -9,7 +9,6 @@ from mindspore.train import Callback
 from ckpt.cut import Cut
 from data.dataset import valid_dataset
 from data.manifest import Manifest
-from data.tokenizer import PAD_ID
 from eval.health.layers import LayerWatch, Watched
 from eval.health.losses import LossWindow
 from eval.health.probe import Probe, probe_ids
@@ -19,9 +18,11 @@ from eval.metrics import unigram_losses
 from model.gpt import GPT
 from parallel.mesh import Mesh
 from train.build import build_probe_step
+from train.callbacks.gate import Gate
 from train.clock import Clock
 from train.config import RunConfig, TrainConfig
 from train.console import say
+from train.passed_over import RollBack
 from train.schedule import learning_rate
 from train.step import TrainStep
 from train.tensorboard import TensorBoard
@@ -42,9 +43,11 @@ class Health(Callback):
         self.window = LossWindow(self.settings.window, self.settings.spike_z)
         self.board: TensorBoard | None = None
         self.rules: Rules | None = None
+        self.gate: Gate | None = None  # knows what a step has read
         self.tell: Callable[[list[Event]], None] = lambda events: None
+        self.roll_back: RollBack | None = None
         self.layers: dict[int, dict] = {}  # step -> layer -> figures, until its row comes by
-        self.batches: dict[int, dict] = {}  # step -> figures of what it read, likewise
+        self.batches: dict[int, dict] = {}  # step -> figures of what it read (eval.health.rules.data), likewise
 
     def due(self, step: int) -> bool:
         """Whether this step is looked at."""
@@ -61,6 +64,8 @@ class Health(Callback):
         self.rules, self.tell = rules, tell
         for row in rows:
             self.window.add(row["loss"], row["overflow"])
+            if self.roll_back:
+                self.roll_back.see(row)
             rules.see({**row, "loss_z": self.window.z})
         rules.quiet_until.clear()
 
@@ -80,9 +85,8 @@ class Health(Callback):
 
     def on_train_step_end(self, run_context):
         self.step += 1
-        if self.rules:
-            with self.clock.measure("health"):
-                self.batches[self.step] = batch_figures(run_context.original_args().train_dataset_element[0].asnumpy())
+        if self.rules and self.gate:
+            self.batches[self.step] = self.gate.read
         if self.watch and self.due(self.step):
             with self.clock.measure("fetch"):  # on an asynchronous device this waits for the step itself
                 _, norm, _, overflow, *_ = (x.asnumpy().item() for x in run_context.original_args().net_outputs)
@@ -110,17 +114,10 @@ class Health(Callback):
             if self.due(row["step"]):
                 row["health"] = {**self.window.figures(), "lr_expected": learning_rate(self.config.train, row["step"] - 1),
                                  "layers": self.layers.pop(row["step"], {})}
+            if self.roll_back:
+                self.roll_back.see(row)
             if self.rules:
                 self.tell(self.rules.see({**row, "loss_z": self.window.z}))
-
-
-def batch_figures(tokens: np.ndarray) -> dict[str, float]:
-    """Of int32 [samples, seq + 1]: batch_crc (CRC-32), top_token_share (of what is no padding), padding_share."""
-    counts = np.bincount(tokens.reshape(-1))
-    padding = int(counts[PAD_ID])
-    counts[PAD_ID] = 0
-    return {"batch_crc": zlib.crc32(tokens.tobytes()), "top_token_share": round(float(counts.max() / max(1, counts.sum())), 4),
-            "padding_share": round(padding / tokens.size, 4)}
 
 
 def clip_factor(norm: float, config: TrainConfig) -> float:
@@ -158,7 +155,8 @@ def build_rules(config: RunConfig) -> Rules:
     counts = np.load(config.data.prepared_dir / "token_counts.npy")
     unigram = float((counts * unigram_losses(counts)).sum() / counts.sum())
     return Rules(config.health.rules,
-                 Facts(unigram, config.train.warmup_steps, config.train.lr, lambda step: learning_rate(config.train, step - 1)))
+                 Facts(unigram, config.train.warmup_steps, config.train.lr, lambda step: learning_rate(config.train, step - 1),
+                       math.log(len(counts))))
 
 
 def build_probe(config: RunConfig, gpt: GPT, mesh: Mesh, cut: Cut | None, manifest: Manifest) -> Probe | None:

@@ -6,6 +6,7 @@ import mindspore as ms
 import psutil
 from mindspore.train import Callback
 
+from data.order import Reading
 from train.clock import Clock
 
 
@@ -36,15 +37,15 @@ class Monitor(Callback):
     Args:
         sinks: objects with write(rows), sync() and close(); none on ranks other than 0.
         last_step: the step that this process starts after.
+        reading: where in the order the run is; this counts its steps.
         examiner: sees the rows before the sinks do.
     """
 
-    def __init__(self, clock: Clock, sinks: list, every: int, last_step: int, global_batch_size: int, consumed_samples: int,
-                 examiner: Examiner | None = None):
+    def __init__(self, clock: Clock, sinks: list, every: int, last_step: int, reading: Reading, examiner: Examiner | None = None):
         super().__init__()
         self.examiner = examiner
         self.clock, self.sinks, self.every = clock, sinks, every
-        self.global_batch_size, self.consumed_samples = global_batch_size, consumed_samples
+        self.reading = reading
         self.step, self.pending, self.rows_written = last_step, [], 0
         self.last_row, self.tokens, self.added = {}, 0, {}
         self.mark = self._now()
@@ -58,8 +59,8 @@ class Monitor(Callback):
 
     def on_train_step_end(self, run_context):
         self.step += 1
-        self.consumed_samples += self.global_batch_size
-        self.pending.append((self.step, self.consumed_samples, run_context.original_args().net_outputs))
+        self.reading.batches += 1
+        self.pending.append((self.step, self.reading.consumed, run_context.original_args().net_outputs))
         if self.rows_written == 0 and len(self.pending) == 1:
             self.mark = self._now()  # the first step compiles: its time does not count, nor do its tokens
         if self.step % self.every == 0:

@@ -7,10 +7,11 @@ from mindspore.train import Callback
 from ckpt.saver import Saver
 from ckpt.writing import Part
 from parallel import collectives
+from train.callbacks.gate import Gate
 from train.callbacks.monitor import Monitor
 from train.clock import Clock
 from train.console import say
-from train.triggers import Triggers
+from train.triggers import Triggers, Wish
 
 
 class Save(Callback):
@@ -28,18 +29,30 @@ class Save(Callback):
         super().__init__()
         self.clock, self.monitor, self.capture, self.saver, self.config = clock, monitor, capture, saver, config
         self.triggers, self.steps, self.milestones, self.writes = triggers, steps, milestones, writes
-        self.interrupted = self.halted = False
+        self.interrupted = self.halted = self.rolled_back = False
+        self.gate: Gate | None = None  # looks at the next batch, and has a say in what is agreed
 
     def on_train_step_end(self, run_context):
         self.saver.check()
         self.report()
-        step, wish = self.monitor.step, self.triggers.agreed()
-        if wish.save or wish.stop or wish.halt or self.steps(step) or step in self.milestones:
-            self.monitor.sync()  # a resume from this checkpoint relies on the figures of the steps before it
+        step = self.monitor.step
+        if due := self.steps(step) or step in self.milestones:
+            self.monitor.sync()  # before all agree: what rules find in these figures may forbid the checkpoint
+        wish = self.agreed()
+        self.halted, self.rolled_back = wish.halt, wish.roll_back and not wish.halt
+        self.interrupted = wish.stop and not (wish.halt or wish.roll_back)
+        if not self.rolled_back and (due or wish.save or wish.stop or wish.halt):
+            if not due:
+                self.monitor.sync()  # a resume from this checkpoint relies on the figures of the steps before it
             self.save(step)
-        self.halted, self.interrupted = wish.halt, wish.stop and not wish.halt
-        if wish.stop or wish.halt:
+        if wish.stop or wish.halt or wish.roll_back:
             run_context.request_stop()
+
+    def agreed(self) -> Wish:
+        """All ranks' wishes; the one place of a step where they wait for each other."""
+        with self.clock.measure("meet"):
+            wish = self.triggers.agreed(self.gate.found if self.gate else 0, self.clock.own)
+        return self.gate.heed(wish) if self.gate else wish
 
     def save(self, step: int) -> None:
         """Wait for the last one, copy, go on."""

@@ -1,14 +1,39 @@
 """Rules over what a step was given to read."""
+import zlib
 from collections import Counter, deque
 
+import numpy as np
+
+from data.tokenizer import PAD_ID
 from eval.health.rules.base import Facts, Rule
 from eval.health.rules.config import RuleConfig
+
+
+def batch_figures(tokens: np.ndarray, vocab_size: int) -> dict[str, float]:
+    """Of int32 [samples, seq + 1]: batch_crc (CRC-32), top_token_share (of what is no padding), padding_share, invalid_tokens."""
+    valid = tokens[(tokens >= 0) & (tokens < vocab_size)]
+    counts = np.bincount(valid, minlength=vocab_size)
+    padding = int(counts[PAD_ID])
+    counts[PAD_ID] = 0
+    return {"batch_crc": zlib.crc32(tokens.tobytes()), "top_token_share": round(float(counts.max() / max(1, counts.sum())), 4),
+            "padding_share": round(padding / tokens.size, 4), "invalid_tokens": tokens.size - valid.size}
+
+
+class CorruptData(Rule):
+    """Tokens that there are none of: what an embedding looks up for them differs from device to device."""
+
+    def see(self, row: dict) -> str | None:
+        count = row.get("invalid_tokens", 0)
+        if count < self.limit:
+            return None
+        return (f"{count} tokens of this batch are not in the vocabulary: a file of the prepared data is damaged, or of another "
+                "tokenizer. Compare its SHA-256 with manifest.json's, and prepare again (python -m data prepare)")
 
 
 class DataRepeated(Rule):
     """Batches by their checksum, which a resume knows from the rows of the steps before it."""
 
-    def __init__(self, setting: RuleConfig, facts: Facts):
+    def __init__(self, setting: RuleConfig, facts: Facts | None):
         super().__init__(setting, facts)
         self.last: deque[int] = deque(maxlen=self.window)
         self.count: Counter[int] = Counter()

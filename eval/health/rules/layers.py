@@ -1,6 +1,11 @@
 """Rules over the layers' figures (`health.layers` of a row), where a step was looked at."""
+from collections import deque
+from statistics import median
+
 from eval.health.rules.base import Facts, Rule
 from eval.health.rules.config import RuleConfig
+
+LOOKS, FEWEST_LOOKS = 20, 3  # that a layer's usual gradient norm is told from
 
 
 class LayerRule(Rule):
@@ -32,6 +37,28 @@ class DeadLayer(LayerRule):
             return None
         keys = ("grad_norm", "update_ratio") if row["lr"] > 0 else ("grad_norm",)
         return next((figures[key] for key in keys if figures.get(key) is not None and figures[key] <= self.limit), None)
+
+
+class LayerGradient(LayerRule):
+    """Against the layer's own median over the looks before, which takes in none that was far from it."""
+
+    what = "gradient norms far from the layer's usual"
+    remedy = "Look at the layer's activations and saturation in TensorBoard, and at the data of this step"
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.norms: dict[str, deque[float]] = {}
+
+    def value(self, name: str, figures: dict, row: dict) -> float | None:
+        norm = figures.get("grad_norm")
+        if not norm or row["overflow"]:  # no gradient at all is another rule's
+            return None
+        norms = self.norms.setdefault(name, deque(maxlen=LOOKS))
+        usual = median(norms) if len(norms) >= FEWEST_LOOKS else norm
+        if self.limit * usual < norm < usual / self.limit:
+            norms.append(norm)
+            return None
+        return norm
 
 
 class UpdateRatio(LayerRule):

@@ -67,13 +67,15 @@ class LearningNothing(Rule):
     def __init__(self, setting: RuleConfig, facts: Facts):
         super().__init__(setting, facts)
         self.level, self.warmup, self.count = facts.unigram - setting.threshold, facts.warmup_steps, 0
+        self.uniform = facts.uniform
 
     def see(self, row: dict) -> str | None:
         self.count = self.count + 1 if finite(row["loss"]) and row["loss"] > self.level else 0
         if self.count < self.window or row["step"] < self.warmup:
             return None
-        return (f"for {self.count} steps the loss has not come below {self.level:.2f}, about that of a model that knows no more "
-                "than how frequent tokens are. Check that labels are the next tokens, that the data is text, and train.lr")
+        knows = "nothing at all" if row["loss"] > self.uniform - 0.1 else "no more than how frequent tokens are"
+        return (f"for {self.count} steps the loss has not come below {self.level:.2f}; it is {row['loss']:.2f}, that of a model "
+                f"that knows {knows}. Check that labels are the next tokens, that the data is text, and train.lr")
 
 
 class GradientExplosion(WindowRule):
@@ -117,6 +119,9 @@ class OverflowStreak(Rule):
                 f"{row['loss_scale']:g}. Look for a NaN in data or weights, and for the layer whose activations grew; start "
                 "again from a checkpoint before")
 
+    def began(self, step: int) -> int:
+        return step - self.count + 1
+
 
 class OverflowRate(WindowRule):
     """Share of the steps that were skipped."""
@@ -158,6 +163,30 @@ class Throughput(WindowRule):
             return None
         return (f"{speed:,.0f} tokens/s, usually {usual:,.0f}. See data_wait, other loads on the machine, and "
                 "train.supervise --status for a slow rank")
+
+
+class SlowRank(Rule):
+    """By what each rank's host spends between two steps on its own, its wait for the others apart (see train.callbacks.gate).
+
+    A rank whose device is slower cannot be told so: in the step all wait for it, and all take as long.
+    """
+
+    def __init__(self, setting: RuleConfig, facts: Facts):
+        super().__init__(setting, facts)
+        self.slow: deque[int | None] = deque(maxlen=self.window)
+
+    def see(self, row: dict) -> str | None:
+        if "slowest_rank" not in row or not finite(row.get("step_seconds")):
+            return None
+        seconds, usual = row["slowest_rank_seconds"], row["usual_rank_seconds"]
+        waits = seconds > 2 * usual and seconds - usual > self.limit * row["step_seconds"]
+        self.slow.append(row["slowest_rank"] if waits else None)
+        count = self.slow.count(row["slowest_rank"])
+        if not waits or len(self.slow) < self.window or 2 * count <= self.window:
+            return None
+        return (f"in {count} of {self.window} steps the others waited for rank {row['slowest_rank']}: its host spends "
+                f"{seconds:.3g} s between two steps, the others' {usual:.3g} s. Look at its data, its disk, and other loads on "
+                "its machine")
 
 
 class MemoryGrowth(Rule):
