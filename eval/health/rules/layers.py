@@ -73,7 +73,7 @@ class UpdateRatio(LayerRule):
 
 
 class ActivationDrift(LayerRule):
-    """The spread of a block's output against the first look at it."""
+    """The spread of a block's output against the first look at it after the warm-up, in which it grows from next to nothing."""
 
     what = "activations have grown, to a spread of"
     remedy = "Lower train.lr or raise train.weight_decay; float16 ends at 65504"
@@ -81,10 +81,11 @@ class ActivationDrift(LayerRule):
     def __init__(self, setting: RuleConfig, facts: Facts):
         super().__init__(setting, facts)
         self.first: dict[str, float] = {}
+        self.warmup = facts.warmup_steps
 
     def value(self, name: str, figures: dict, row: dict) -> float | None:
         spread = figures.get("std")
-        if spread is None:
+        if spread is None or row["step"] < self.warmup:
             return None
         return spread if spread > self.limit * self.first.setdefault(name, spread) else None
 
