@@ -286,8 +286,7 @@ class Training:
         heartbeat = Heartbeat(clock, c.run.folder, self.mesh.rank, self.first_step)
         save, watch = self.saving(clock, monitor, triggers, ledger), None
         if health:
-            watch = build_watch(c, health, locate, triggers, ledger, reading, self.first_step, self.manifest, order,
-                                self.mesh.dp_rank)
+            watch = build_watch(c, health, locate, triggers, ledger, reading, self.first_step, self.manifest, order, self.mesh)
             save.gate = watch.gate
             if folder:
                 watch.follow(c, sinks[0], board, triggers, evaluate)
@@ -305,6 +304,7 @@ class Training:
                 samples = [SampleLog(c.run.folder, self.mesh.rank, self.first_step)] if c.data.log_samples else []
                 callbacks = [clock, heartbeat, *samples, *(watch.callbacks if watch else ()), monitor, evaluate, save]
                 if watch:
+                    watch.start.verify()
                     dataset = watch.gate.over(dataset, steps)
                 evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save
                 with triggers.caught():

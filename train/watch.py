@@ -5,8 +5,10 @@ from mindspore.train import Callback
 
 from data.manifest import Manifest
 from data.order import Reading, SampleOrder
+from data.verify import Verifier
 from eval.comparison.reports import series
 from eval.health.rules.reports import report_events
+from parallel.mesh import Mesh
 from train.callbacks.evaluate import Evaluate
 from train.callbacks.gate import Gate, Start
 from train.callbacks.health import Health, build_rules
@@ -67,8 +69,10 @@ class Watch:
 
 
 def build_watch(config: RunConfig, health: Health, locate: Locate, triggers: Triggers, ledger: Ledger, reading: Reading,
-                last_step: int, manifest: Manifest, order: SampleOrder, dp_rank: int) -> Watch:
+                last_step: int, manifest: Manifest, order: SampleOrder, mesh: Mesh) -> Watch:
     """On every rank."""
-    gate = Gate(config.health.rules, reading, last_step, config.model.vocab_size, ledger)
+    wanted = config.health.rules.corrupt_data.level != "off"
+    verifier = Verifier(manifest, config.data.prepared_dir, mesh.rank, mesh.world_size) if wanted else None
+    gate = Gate(config.health.rules, reading, last_step, config.model.vocab_size, ledger, verifier)
     health.gate = gate
-    return Watch(health, locate, gate, Start(gate, triggers, manifest, config.data, order, dp_rank))
+    return Watch(health, locate, gate, Start(gate, triggers, manifest, config.data, order, mesh.dp_rank))

@@ -11,7 +11,7 @@ if os.environ["RANK_ID"] == "1":
 
     def planted(self):
         for element in iterate(self):
-            time.sleep(0.3)
+            time.sleep(0.4)
             yield element
     _Source.__iter__ = planted
 sys.exit(main())

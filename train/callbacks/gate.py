@@ -11,6 +11,7 @@ from data.dataset import read_samples
 from data.manifest import Manifest
 from data.order import Reading, SampleOrder
 from data.tokenizer import PAD_ID
+from data.verify import Verifier
 from eval.health.labels import breaks, wrong_labels
 from eval.health.rules.base import Event
 from eval.health.rules.config import RulesConfig
@@ -21,6 +22,8 @@ from train.passed_over import Ledger, PassedOver
 from train.triggers import Halted, Triggers, Wish
 
 NUMBERS = {name: number for number, name in enumerate(DATA_RULES, 1)}  # by which ranks tell each other of a rule
+FILE = len(NUMBERS) + 1   # and of a file that is damaged
+PATIENCE = 60.0           # seconds that the first step waits for the files to be read
 
 
 class Gate(Callback):
@@ -32,10 +35,13 @@ class Gate(Callback):
         reading: where in the order the run is.
         last_step: the step that this process starts after.
         ledger: of what is passed over.
+        verifier: of the files; None: nobody wants to know.
     """
 
-    def __init__(self, rules: RulesConfig, reading: Reading, last_step: int, vocab_size: int, ledger: Ledger):
+    def __init__(self, rules: RulesConfig, reading: Reading, last_step: int, vocab_size: int, ledger: Ledger,
+                 verifier: Verifier | None):
         super().__init__()
+        self.verifier = verifier
         self.rules, self.reading, self.step, self.vocab_size = Bars(rules), reading, last_step, vocab_size
         self.settings, self.ledger = rules, ledger
         self.tell: Callable[[list[Event]], None] = lambda events: None  # on rank 0
@@ -47,7 +53,9 @@ class Gate(Callback):
 
     @property
     def found(self) -> int:
-        """The number of the rule that the batch in hand breaks; 0: none."""
+        """The number of what is wrong with the batch in hand, or with a file; 0: nothing."""
+        if self.verifier and self.verifier.problem:
+            return FILE
         return NUMBERS[self.event.rule] if self.event else 0
 
     def over(self, dataset: ds.Dataset, steps: int) -> ds.Dataset:
@@ -91,20 +99,29 @@ class Gate(Callback):
             if event.level == "skip" and (why := self.skip(event)):
                 event = replace(event, level="stop", message=f"{event.message}. {why}")
             self.tell([event])
-            if event.level == "stop":
-                return replace(wish, halt=True)
+            if event.level != "skip":
+                return replace(wish, halt=wish.halt or event.level == "stop")
             self.look()
             found = collectives.gather(float(self.found))[:, 0]
         return wish
 
     def agreed_event(self, found: np.ndarray) -> Event:
         """The event that all ranks heed: of level stop if one is, and of the first rank that has one."""
+        if (found == FILE).any():
+            return self.file_event(int((found == FILE).argmax()))
         names = {rank: name for rank, number in enumerate(found) if number
                  for name, own in NUMBERS.items() if own == number}
         rank, name = min(names.items(), key=lambda one: (getattr(self.settings, one[1]).level != "stop", one[0]))
         if self.event and self.event.rule == name:
             return self.event
         return Event(self.step + 1, name, getattr(self.settings, name).level, f"rank {rank} was given such a batch to read")
+
+    def file_event(self, rank: int) -> Event:
+        """A file is damaged, as a rank has found; each is told once. It cannot be skipped."""
+        level = self.settings.corrupt_data.level
+        mine, self.verifier = self.verifier.problem, None
+        return Event(self.step + 1, "corrupt_data", "stop" if level == "skip" else level,
+                     mine or f"rank {rank} has found a file of the prepared data altered; its log says which")
 
     def skip(self, event: Event) -> str:
         """Pass over the batch in hand. Returns why that cannot be; "": it is done."""
@@ -124,12 +141,24 @@ class Gate(Callback):
 
 
 class Start(Callback):
-    """Before the first step: is the first batch what the text says, and are its labels the next tokens?"""
+    """Before the first step: are the files whole, is the first batch what the text says, are its labels the next tokens?"""
 
     def __init__(self, gate: Gate, triggers: Triggers, manifest: Manifest, config: DataConfig, order: SampleOrder, dp_rank: int):
         super().__init__()
         self.gate, self.triggers, self.manifest, self.config, self.order = gate, triggers, manifest, config, order
         self.dp_rank = dp_rank
+
+    def verify(self) -> None:
+        """Raises Halted, on all ranks, before anything was read from a damaged file, which MindRecord may die of."""
+        if verifier := self.gate.verifier:
+            if problem := verifier.wait(PATIENCE):
+                print(problem, flush=True)
+            self.heed()
+
+    def heed(self) -> None:
+        """What all ranks have found so far."""
+        if self.gate.heed(self.triggers.agreed(self.gate.found)).halt:
+            raise Halted(self.gate.reason())
 
     def on_train_begin(self, run_context):
         """Raises Halted, on all ranks, before anything was trained."""
@@ -146,8 +175,7 @@ class Start(Callback):
             gate.tell([Event(gate.step + 1, "label_shift", setting.level, what)])
             if setting.level == "stop":
                 raise Halted(gate.reason())
-        if gate.heed(self.triggers.agreed(gate.found)).halt:
-            raise Halted(gate.reason())
+        self.heed()
 
     def faults(self, tokens: np.ndarray, places: np.ndarray) -> tuple[float, float]:
         """The shares of wrong labels, and of samples that are not the text's, in this rank's batch int32 [samples, seq + 1]."""
