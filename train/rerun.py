@@ -36,9 +36,10 @@ def rerun_step(config: RunConfig, checkpoint: Checkpoint, folder: Path, step: in
     header([("checkpoint", f"{shown(folder)}, step {checkpoint.step}"),
             ("steps", f"{step - checkpoint.step - 1} to do again before step {step}"),
             ("micro-batches", f"{count}" + (f", of {ranks} ranks" if ranks > 1 else ""))])
+    passed_over = checkpoint.state.get("passed_over", [])
     order = SampleOrder(manifest.sets["train"].samples, config.run.seed)
     dataset = train_dataset(manifest, config.data, order, checkpoint.state["consumed_samples"], step - checkpoint.step,
-                            t.global_batch_size, 0, 1)
+                            t.global_batch_size, 0, 1, passed_over=[(one["first"], one["stop"]) for one in passed_over])
     skipped = []
     for at, (tokens, positions) in enumerate(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True), checkpoint.step + 1):
         if at < step and train_step(Tensor(tokens), Tensor(positions))[3].asnumpy():
