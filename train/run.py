@@ -85,18 +85,16 @@ def lock(folder: Path) -> TextIO:
     return file
 
 
-def precision_line(config: RunConfig) -> str:
+def precision_lines(config: RunConfig) -> list[tuple[str, str]]:
     """Number formats and loss scale in words, and what is odd about them."""
     p = config.precision
-    scale = p.loss_scale
-    words = f"loss scale {'dynamic from ' if scale.dynamic else ''}{scale.initial:g}"
-    if p.level == "O0":
-        return f"float32, {words}"
-    if p.dtype == "bfloat16" and (scale.dynamic or scale.initial != 1.0):
-        words += ", which bfloat16 does not need: its range is float32's"
-    if p.dtype == "float16" and not scale.dynamic and scale.initial == 1.0:
-        words += ": gradients under 6e-8 are lost in float16; set precision.loss_scale.dynamic=true"
-    return f"{p.level} in {p.dtype}, weights float32, {words}"
+    scale, formats = p.loss_scale, "float32" if p.level == "O0" else f"{p.level} in {p.dtype}, weights float32"
+    lines = [("precision", f"{formats}; loss scale {'dynamic from ' if scale.dynamic else ''}{scale.initial:g}")]
+    if p.level != "O0" and p.dtype == "bfloat16" and (scale.dynamic or scale.initial != 1.0):
+        lines.append(("note", "bfloat16 needs no loss scale: its range is that of float32"))
+    if p.level != "O0" and p.dtype == "float16" and not scale.dynamic and scale.initial == 1.0:
+        lines.append(("note", "float16 loses gradients under 6e-8: set precision.loss_scale.dynamic=true"))
+    return lines
 
 
 def resolve_vocab_size(config: RunConfig, manifest: Manifest) -> RunConfig:
@@ -250,7 +248,7 @@ class Training:
                       f"{self.micro_batch_size} x {self.num_micro_batches}"),
             ("steps", f"{self.first_step} -> {self.last_step} of {t.total_steps}  "
                       f"({t.total_steps * tokens / train_set.tokens:.2f} epochs in all)"),
-            ("precision", precision_line(c)),
+            *precision_lines(c),
             *(("group", line) for line in described((p.name for p in all_parameters(sizes_of(c, 1))), t)),
             *(("note", line) for line in self.notes)])
 

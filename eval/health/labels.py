@@ -9,6 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from data.tokenizer import PAD_ID
 from model.gpt import GPTLoss
+from model.precision import Precision
 
 
 class _Kept(nn.Cell):
@@ -29,7 +30,7 @@ class _Model(_Kept):
 
     def __init__(self, rows: int):
         super().__init__(rows, "probe.ids")
-        self.vocab_size, self.padding = 1, 0
+        self.vocab_size, self.padding, self.on_cpu, self.precision = 1, 0, False, Precision()
 
     def construct(self, ids, positions):
         self.seen = self.reshape(ids, (-1,))

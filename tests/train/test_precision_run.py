@@ -15,7 +15,7 @@ from train.__main__ import main
 from train.build import build_gpt, build_train_step, lack_of_kernels
 from train.config import load_config
 from train.plans import resolved
-from train.run import precision_line, run
+from train.run import precision_lines, run
 
 HALF = ("precision.level=O2", "precision.loss_scale.initial=65536", "health.probe_samples=2")
 
@@ -91,11 +91,14 @@ def test_list_casts(tiny_yaml):
 
 
 @pytest.mark.parametrize(("overrides", "says"), [
-    ((), "float32, loss scale dynamic from 1024"),
-    (("precision.level=O2",), "O2 in float16, weights float32, loss scale dynamic from 1024"),
+    ((), ["float32; loss scale dynamic from 1024"]),
+    (("precision.level=O2",), ["O2 in float16, weights float32; loss scale dynamic from 1024"]),
     (("precision.level=O2", "precision.loss_scale.dynamic=false", "precision.loss_scale.initial=1"),
-     "gradients under 6e-8 are lost"),
-    (("precision.level=O1", "precision.dtype=bfloat16"), "which bfloat16 does not need"),
+     ["O2 in float16, weights float32; loss scale 1",
+      "float16 loses gradients under 6e-8: set precision.loss_scale.dynamic=true"]),
+    (("precision.level=O1", "precision.dtype=bfloat16"),
+     ["O1 in bfloat16, weights float32; loss scale dynamic from 1024",
+      "bfloat16 needs no loss scale: its range is that of float32"]),
 ])
 def test_what_a_run_says_of_its_precision(tiny, overrides, says):
-    assert says in precision_line(tiny(*overrides))
+    assert [text for _, text in precision_lines(tiny(*overrides))] == says
