@@ -93,10 +93,15 @@ def test_each_blocks_output_is_told(started):
 def test_a_resumed_run_does_not_look_again(started, tiny, capsys):
     told = started.run.folder / "initial.json"
     told.rename(told.with_suffix(".kept"))
-    assert run(tiny(f"run.dir={started.run.dir}", *QUIET, "model.init=[]"))
+    frozen = "train.groups=[{pattern: embedding.*, lr_factor: 0}]"
+    assert run(tiny(f"run.dir={started.run.dir}", *QUIET, "model.init=[]", frozen))
     assert len(metrics(started.run.folder)) == 2 and not told.exists()
     out = capsys.readouterr().out
     assert "changed since: model.init" in out and "outputs at step 0" not in out
+    assert "changed since: train.groups" in out and "embedding.* (2 parameters): frozen" in out
+    before, after = (store.load_given(started.run.folder / "checkpoints" / f"step_{i:08d}").tensors["model"] for i in (1, 2))
+    same = {name for name in before if np.array_equal(before[name], after[name])}
+    assert same == {"embedding.token", "embedding.position"}
 
 
 def test_the_line_on_the_console(tmp_path, capsys):
