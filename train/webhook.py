@@ -14,30 +14,28 @@ class Webhook:
 
     def __init__(self, url: str, say: Callable[[str], None]):
         self.url, self.say, self.failed = url, say, False
-        self.queue: queue.SimpleQueue[dict] = queue.SimpleQueue()
-        self.left = 0
+        self.queue: queue.Queue[dict] = queue.Queue()
         threading.Thread(target=self._run, name="webhook", daemon=True).start()
 
     def post(self, content: dict) -> None:
         """Have it posted soon."""
-        self.left += 1
         self.queue.put(content)
 
     def _run(self) -> None:
         while True:
             content = self.queue.get()
-            request = urllib.request.Request(self.url, json.dumps(content).encode(), {"Content-Type": "application/json"})
             try:
+                request = urllib.request.Request(self.url, json.dumps(content).encode(), {"Content-Type": "application/json"})
                 with urllib.request.urlopen(request, timeout=SECONDS):
                     pass
             except (OSError, ValueError) as error:  # urllib's errors are OSError; what cannot be told must not end the training
                 if not self.failed:
                     self.failed = True
                     self.say(f"health.webhook: {self.url} could not be told ({error}); later failures are not said")
-            self.left -= 1
+            self.queue.task_done()
 
     def close(self) -> None:
         """Give what is left a little time."""
         end = time.monotonic() + SECONDS
-        while self.left and time.monotonic() < end:
+        while self.queue.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.05)

@@ -2,6 +2,7 @@
 
     python tests/bench/figures.py seek     # time to the first batch at consumed_samples 0 and at 10,000,000, in turn
     python tests/bench/figures.py smoke    # both scripts' smoke run: duration, shares of time, memory, perplexity
+    python tests/bench/figures.py monitors # what watches a smoke run, of the time of its steps: with and without, in turn
     python tests/bench/figures.py save     # a checkpoint of 200 million parameters with moments, against the bare disk, in turn
 
 `seek` prepares a synthetic text of 8 million words: some 600,000 samples, so that 10,000,000 lies in a later epoch.
@@ -115,8 +116,77 @@ def smoke(folder: Path) -> None:
             print(f"  {key:26} {report[key]:.4g}")
 
 
+class Watched:
+    """Parts of a run that can be switched off and on again, and the time that they take."""
+
+    def __init__(self):
+        self.on, self.seconds = True, 0.0
+
+    def take(self, owner: object, name: str, otherwise=None) -> None:
+        """Call a method only while this is on, and count its time; else `otherwise` is what it gives."""
+        method = getattr(owner, name)
+
+        def timed(*arguments):
+            if not self.on:
+                return otherwise
+            began = time.perf_counter()
+            try:
+                return method(*arguments)
+            finally:
+                self.seconds += time.perf_counter() - began
+        setattr(owner, name, timed)
+
+
+def monitors(folder: Path, rounds: int = 7, block: int = 50) -> None:
+    import mindspore.train
+
+    from data.prepare import prepare
+    from train import run
+    from train.callbacks import gate
+    from train.config import load_config
+
+    config = load_config(ROOT / "run_scripts" / "configs" / "smoke.yaml", [
+        f"run.dir={folder}", f"data.prepared_dir={folder / 'prepared'}", "eval.stage.enabled=false", "eval.deep.enabled=false",
+        "ckpt.every_steps=1000000", "ckpt.every_minutes=null", f"train.log_every_steps={block // 2}",
+        f"train.stop_at_step={(2 * rounds + 1) * block}"])
+    prepare(config.data)
+    watched, blocks = Watched(), []  # (on, seconds, seconds in what watches), a block each; the first one compiles
+
+    class Switch(mindspore.train.Callback):
+        def __init__(self, health):
+            super().__init__()
+            self.health, self.step = health, 0
+
+        def on_train_step_end(self, run_context):
+            self.step += 1
+            if self.step % block == 0:
+                now = time.perf_counter()
+                blocks.append((watched.on, now - self.began if self.step > block else None, watched.seconds))
+                watched.on, watched.seconds, self.health.step = not watched.on, 0.0, self.step
+                self.began = time.perf_counter()
+
+    class Model(mindspore.train.Model):
+        def train(self, epoch, dataset, callbacks, **options):
+            by_name = {type(callback).__name__: callback for callback in callbacks}
+            health, monitor = by_name["Health"], by_name["Monitor"]
+            parts = ((health, "on_train_step_begin"), (health, "on_train_step_end"), (health, "examine"), (gate, "batch_figures"),
+                     (by_name["Gate"].rules, "see"), (by_name["Heartbeat"], "beat"), *((sink, "write") for sink in monitor.sinks))
+            for owner, name in parts:
+                watched.take(owner, name, {} if owner is gate else None)
+            super().train(epoch, dataset, callbacks=[*callbacks, Switch(health)], **options)
+
+    run.Model = Model
+    run.run(config)
+    on, off = ([one for one in blocks if one[1] and one[0] == state] for state in (True, False))
+    pairs = [with_[1] / without[1] - 1 for with_, without in zip(on, off, strict=True)]
+    shares = [inside / seconds for _, seconds, inside in on]
+    print(f"{block} steps take {statistics.median(one[1] for one in off):.2f} s; what watches them "
+          f"{statistics.median(shares):.2%} ({min(shares):.2%} to {max(shares):.2%}); with and without in turn: "
+          f"{statistics.median(pairs):+.2%} ({min(pairs):+.2%} to {max(pairs):+.2%}) over {len(pairs)} pairs")
+
+
 if __name__ == "__main__":
-    parts = {"seek": seek, "smoke": smoke, "save": save}
+    parts = {"seek": seek, "smoke": smoke, "save": save, "monitors": monitors}
     if len(sys.argv) != 2 or sys.argv[1] not in parts:
         sys.exit(__doc__)
     with tempfile.TemporaryDirectory() as name:

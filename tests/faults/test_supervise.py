@@ -93,6 +93,12 @@ def test_not_more_often_than_allowed(supervised, capfd):
     assert code == 1 and len(found["starts"]) == 3 and "3 starts within 24 hours" in capfd.readouterr().err
 
 
+def test_a_roll_back_is_no_failure(supervised, capfd):
+    code, found, _ = supervised(["5 5", "5 5", "20 0"], "supervise.max_restarts=0")
+    assert code == 0 and [s["code"] for s in found["starts"]] == [5, 5, 0]
+    assert capfd.readouterr().err.count("a health rule rolled the run back at step 5: starting again") == 2
+
+
 @pytest.mark.parametrize("code", [2, 3, 4])
 def test_some_ends_are_final(supervised, code):
     found = supervised([f"5 {code}", "20 0"])

@@ -1,6 +1,10 @@
 """Health rules in a run: told, and where they are of level stop the run is saved and ends with exit code 3."""
+import http.server
 import json
 import shutil
+import socket
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,11 +14,13 @@ from data.tokenizer import PAD_ID
 from eval.health.rules.base import Event
 from eval.health.rules.data import batch_figures
 from tests.conftest import metrics
+from train import webhook
 from train.__main__ import main
 from train.events import Events
 from train.run import run
 from train.tensorboard import TensorBoard
 from train.triggers import Halted, Triggers
+from train.webhook import Webhook
 
 # Infinite weights after the first update, so that every later step is skipped.
 SICK = ("train.lr=1e30", "train.warmup_steps=0", "train.clip_norm=null", "precision.loss_scale.dynamic=false",
@@ -56,3 +62,59 @@ def test_a_command_that_fails_is_said_and_nothing_more(tmp_path, capsys):
     assert "health.on_event ended with exit code 3" in capsys.readouterr().out and not triggers.halt
     board.close()
     shutil.rmtree(tmp_path / "board")
+
+
+@pytest.fixture
+def server():
+    """(address, what was posted to it); it answers 500 to what has a step above 100."""
+    got = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(500 if got[-1]["step"] > 100 else 204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as here:
+        threading.Thread(target=here.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{here.server_address[1]}/events", got
+        here.shutdown()
+
+
+def test_a_webhook_is_told(tmp_path, server):
+    address, got = server
+    triggers, board = Triggers(tmp_path, None, 0), TensorBoard(tmp_path / "board", 0)
+    events = Events(tmp_path, 0, board, None, triggers, address)
+    events.tell([Event(1, "loss_spike", "warn", "first"), Event(2, "corrupt_data", "stop", "second")])
+    events.close()
+    assert [(one["step"], one["rule"], one["level"], one["message"]) for one in got] == \
+        [(1, "loss_spike", "warn", "first"), (2, "corrupt_data", "stop", "second")] and triggers.halt
+    board.close()
+
+
+def test_a_webhook_that_fails_is_said_once_and_holds_nothing_up(server):
+    address, got = server
+    said = []
+    for url in (address, "http://127.0.0.1:9/nobody", "http://[broken"):
+        hook = Webhook(url, said.append)
+        began = time.monotonic()
+        for step in (101, 102, 103):
+            hook.post({"step": step})
+        assert time.monotonic() - began < 0.5
+        hook.close()
+    assert len(said) == 3 and "HTTP Error 500" in said[0] and len(got) == 3
+
+
+def test_a_webhook_that_does_not_answer_ends_with_the_run(monkeypatch):
+    monkeypatch.setattr(webhook, "SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        said = []
+        hook = Webhook(f"http://127.0.0.1:{silent.getsockname()[1]}", said.append)
+        for step in range(50):
+            hook.post({"step": step})
+        began = time.monotonic()
+        hook.close()
+        assert time.monotonic() - began < 5
