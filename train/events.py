@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eval.health.rules.base import Event
 from train.console import say, shown
-from train.diagnosis import last_good
+from train.locating.diagnosis import last_good
 from train.metrics_log import MetricsLog
 from train.nodes import fence
 from train.passed_over import RollBack

@@ -1,7 +1,7 @@
 """python -m train.locate_nan --checkpoint D --step N: which cell of a step is the first that is not finite.
 
 The checkpoint before the step is loaded, the steps between are done again, and step N is run cell by cell with probes (see
-train/locate.py). A training that meets such a step does the same by itself, in a process of its own (--dump).
+train/locating/locate.py). A training that meets such a step does the same by itself, in a process of its own (--dump).
 """
 import argparse
 import sys
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.dump:
             if options.step is not None or options.overrides or options.report:
                 raise UserError("--dump: step, settings and report are those of the training; leave --step, --set, --report away")
-            from train.apart import rerun_dump  # late, here and below: a refusal does not wait for MindSpore
+            from train.locating.apart import rerun_dump  # late, here and below: a refusal does not wait for MindSpore
             rerun_dump(options.dump)
             return 0
         folder = checkpoint_before(options.checkpoint, options.step)
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         step = options.step if options.step is not None else checkpoint.step + 1
         if step > config.train.total_steps:
             raise UserError(f"--step {step}: the run ends at train.total_steps={config.train.total_steps}")
-        from train.rerun import rerun_step
+        from train.locating.rerun import rerun_step
         rerun_step(config, checkpoint, folder, step, ranks, options.report)
         return 0
     except UserError as error:

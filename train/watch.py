@@ -14,8 +14,8 @@ from train.callbacks.gate import Gate, Start
 from train.callbacks.health import Health, build_rules
 from train.callbacks.locate import Locate
 from train.config import RunConfig
-from train.diagnosis import Diagnosis
 from train.events import Events
+from train.locating.diagnosis import Diagnosis
 from train.metrics_log import MetricsLog
 from train.passed_over import Ledger, RollBack
 from train.tensorboard import TensorBoard

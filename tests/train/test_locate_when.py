@@ -8,8 +8,8 @@ from eval.health.rules.base import Event
 from parallel.mesh import Mesh
 from train.callbacks.locate import Locate, at_hand, summed_up
 from train.clock import Clock
-from train.diagnosis import diagnosed, lines_of
-from train.findings import activations
+from train.locating.diagnosis import diagnosed, lines_of
+from train.locating.findings import activations
 
 FIXED, DYNAMIC = ("precision.loss_scale.dynamic=false",), ("precision.loss_scale.initial=1024", "precision.loss_scale.min=4")
 

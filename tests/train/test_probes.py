@@ -8,9 +8,9 @@ from model.config import ModelConfig
 from model.gpt import GPT, GPTLoss
 from model.init import initialize
 from tests.train.test_step import uneven
-from train.findings import verdict_of
-from train.locate import Batch, first, locate, sens_of
-from train.probes import Probes, figures, pynative
+from train.locating.findings import verdict_of
+from train.locating.locate import Batch, first, locate, sens_of
+from train.locating.probes import Probes, figures, pynative
 
 MODEL = ModelConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, seq_length=120, init_std=0.1)
 POSITIONS = np.arange(4, dtype=np.int32)
@@ -87,12 +87,12 @@ def test_the_first_cell_in_forward_order(config, weights, name, value, cell):
     assert not any(f["nonfinite"] for p in found["cells"][:after] for f in p["outputs"].values())
 
 
-def test_what_an_operator_between_cells_makes_is_said_of_the_cell_around_it(config, weights):
+def test_a_sum_of_finite_terms(config, weights):
     """Both terms of a block's first sum are finite, the sum is not."""
     weights["embedding.position"][:] = 3e38
     weights["blocks.0.attention.output.bias"][:] = 3e38
     found = found_in(config, weights)
-    assert found["verdict"] == "forward" and found["forward"]["made_by"] == "gpt.blocks.0", found["message"]
+    assert found["verdict"] == "forward" and found["forward"]["made_by"] == "gpt.blocks.0.add1", found["message"]
 
 
 def test_a_weight_that_is_nan(config, weights):

@@ -15,14 +15,14 @@ from eval.health.rules.base import Event
 from parallel import collectives
 from parallel.mesh import Mesh
 from train import reports
-from train.apart import POLL, by_hand, dump, rerun_apart
 from train.build import is_sharded
 from train.callbacks.monitor import Examiner
 from train.clock import Clock
 from train.config import RunConfig
-from train.findings import LARGEST_SQUARE, listed
-from train.locate import Batch
-from train.probes import figures
+from train.locating.apart import POLL, by_hand, dump, rerun_apart
+from train.locating.findings import LARGEST_SQUARE, listed
+from train.locating.locate import Batch
+from train.locating.probes import figures
 from train.step import TrainStep
 from train.triggers import Triggers
 

@@ -1,4 +1,4 @@
-"""What `train.locate` finds, in words."""
+"""What `train.locating.locate` finds, in words."""
 from collections.abc import Iterable
 
 LARGEST_SQUARE = 3.4e38  # that float32 can hold

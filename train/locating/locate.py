@@ -10,8 +10,8 @@ from eval.health.layers import EMBEDDING, NORM, layer_names
 from parallel.mesh import Mesh
 from train.build import build_gpt, build_train_step
 from train.config import RunConfig
-from train.findings import LARGEST_SQUARE, verdict_of
-from train.probes import Passage, Probes, figures
+from train.locating.findings import LARGEST_SQUARE, verdict_of
+from train.locating.probes import Passage, Probes, figures
 from train.step import TrainStep
 
 

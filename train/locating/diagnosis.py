@@ -8,7 +8,7 @@ from ckpt import store
 from eval.health.rules.base import Event
 from train import reports
 from train.console import say, shown
-from train.findings import activations, listed
+from train.locating.findings import activations, listed
 
 RULE = "overflow_streak"
 CHANGES = 12  # of the loss scale, on the console
@@ -21,7 +21,7 @@ class Diagnosis:
         folder: the run's.
         tell: is given events, and since which step it has been so, if that is known.
         rows: the last steps' rows, up to now.
-        found: what `train.locate` found in the last step that was looked into, if any.
+        found: what `train.locating.locate` found in the last step that was looked into, if any.
     """
 
     def __init__(self, folder: Path, tell: Callable[[list[Event], int | None], None], rows: Callable[[], list[dict]],
@@ -57,7 +57,7 @@ def last_good(root: Path, step: int) -> Path | None:
 
 
 def diagnosed(event: Event, rows: list[dict], found: dict | None, good: int, checkpoint: Path | None) -> dict:
-    """The report: since: the first skipped step; located: see train.locate, without its tables; gradients: those that were not
+    """The report: since: the first skipped step; located: see train.locating, without its tables; gradients: those that were not
     finite, in the order of the backward pass; layers: abs_max of each layer's output; loss_scale: its changes, [step, scale]."""
     scales = [[row["step"], row["loss_scale"]] for row in rows]
     changes = [now for before, now in zip([[None, None], *scales], scales, strict=False) if before[1] != now[1]]

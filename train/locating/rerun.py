@@ -14,8 +14,8 @@ from train import reports, state
 from train.build import build_gpt, build_train_step
 from train.config import RunConfig
 from train.console import header, say, shown
-from train.findings import lines_of, listed
-from train.locate import Batch, locate
+from train.locating.findings import lines_of, listed
+from train.locating.locate import Batch, locate
 from train.run import resolve_vocab_size
 
 

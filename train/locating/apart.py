@@ -14,7 +14,7 @@ from ckpt.tensors import Tensors, pieces_of, write_pieces
 from parallel import config_file, context
 from parallel.files import replace_text
 from train.config import RunConfig, load_config
-from train.locate import Batch, locate
+from train.locating.locate import Batch, locate
 from train.metrics_log import finite
 
 CONFIG, STEP, RESULT = "config.yaml", "step.safetensors", "result.json"
