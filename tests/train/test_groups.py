@@ -1,7 +1,11 @@
 """Parameter groups: what the config refuses, which setting a parameter has, and three steps against PyTorch's AdamW."""
+import re
+from pathlib import Path
+
 import mindspore as ms
 import numpy as np
 import pytest
+import yaml
 from mindspore import Parameter, ParameterTuple, Tensor
 
 from parallel.errors import UserError
@@ -45,6 +49,18 @@ def test_what_would_do_nothing_or_something_else_is_refused(override, says, plan
     with pytest.raises(UserError) as error:
         load_config(plan_yaml, [override])
     assert str(error.value).startswith(f"--set {override}: ") and says in str(error.value)
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README_zh.md"])
+def test_the_example_of_the_readme_is_a_config(readme, plan_yaml, tmp_path):
+    text = (Path(__file__).parents[2] / readme).read_text(encoding="utf-8")
+    shown, = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    path, plan = tmp_path / "shown.yaml", yaml.safe_load(plan_yaml.read_text(encoding="utf-8"))
+    for name, section in yaml.safe_load(shown).items():
+        plan[name] |= section
+    path.write_text(yaml.safe_dump(plan), encoding="utf-8")
+    config = load_config(path, ["parallel.tp=1"])
+    assert config.train.optimizer == "adafactor" and len(config.train.groups) == 2 and len(config.model.init) == 1
 
 
 def test_three_steps_as_pytorch():
