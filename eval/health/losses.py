@@ -46,7 +46,8 @@ class LossWindow:
             return None
         losses = np.asarray(self.normal)
         x = np.arange(len(losses)) - len(losses)  # the step to be told is at 0
-        slope = np.polyfit(x, losses, 1)[0]
+        centred = x - x.mean()
+        slope = centred @ losses / (centred @ centred)  # least squares; np.polyfit takes twenty times as long
         level = losses - slope * x  # without the descent, which would hide a spike in its spread
         median = float(np.median(level))
         spread = NORMAL * float(np.median(np.abs(level - median)))

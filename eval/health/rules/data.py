@@ -11,7 +11,9 @@ from eval.health.rules.config import RuleConfig
 
 def batch_figures(tokens: np.ndarray, vocab_size: int) -> dict[str, float]:
     """Of int32 [samples, seq + 1]: batch_crc (CRC-32), top_token_share (of what is no padding), padding_share, invalid_tokens."""
-    valid = tokens[(tokens >= 0) & (tokens < vocab_size)]
+    valid = tokens.reshape(-1)
+    if valid.min() < 0 or valid.max() >= vocab_size:
+        valid = valid[(valid >= 0) & (valid < vocab_size)]
     counts = np.bincount(valid, minlength=vocab_size)
     padding = int(counts[PAD_ID])
     counts[PAD_ID] = 0
