@@ -87,12 +87,13 @@ def test_the_first_cell_in_forward_order(config, weights, name, value, cell):
     assert not any(f["nonfinite"] for p in found["cells"][:after] for f in p["outputs"].values())
 
 
-def test_a_sum_of_finite_terms(config, weights):
-    """Both terms of a block's first sum are finite, the sum is not."""
-    weights["embedding.position"][:] = 3e38
-    weights["blocks.0.attention.output.bias"][:] = 3e38
+def test_what_an_operator_between_cells_makes_is_said_of_the_cell_around_it(config, weights):
+    """Token and position are finite, their sum is not; what it goes into first is the embedding's dropout."""
+    weights["embedding.position"][:] = weights["embedding.token"][:] = 3e38
     found = found_in(config, weights)
-    assert found["verdict"] == "forward" and found["forward"]["made_by"] == "gpt.blocks.0.add1", found["message"]
+    first = found["forward"]
+    assert (first["cell"], first["made_by"]) == ("gpt.embedding.dropout", "gpt.embedding"), found["message"]
+    assert "an operator of embedding, seen in embedding.dropout" in found["message"]
 
 
 def test_a_weight_that_is_nan(config, weights):
@@ -137,6 +138,16 @@ def test_a_cell_whose_gradient_alone_is_broken(config, weights):
 def test_finite_gradients_whose_squares_are_too_large(config, weights):
     found = found_in(config, weights, 1e22)
     assert found["verdict"] == "norm" and not any(f["nonfinite"] for f in found["gradients"].values()), found["message"]
+
+
+@pytest.mark.parametrize("level", ["O1", "O3"])
+def test_a_product_that_is_too_large_for_float16(config, weights, level):
+    """Under the run's own precision; the mask of O3, whose -1e30 is infinite in float16, is not taken for a fault."""
+    precision = config.precision.model_copy(update={"level": level})
+    weights["blocks.1.mlp.up.weight"] *= 3e5
+    found = found_in(config.model_copy(update={"precision": precision}), weights)
+    assert (found["verdict"], found["forward"]["cell"]) == ("forward", "gpt.blocks.1.mlp.up.affine"), found["message"]
+    assert found["forward"]["outputs"]["0"]["dtype"] == "float16" and not found["layers"]["block_00"]["nonfinite"]
 
 
 class Compiled(nn.Cell):

@@ -14,6 +14,8 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore._c_expression import MixedPrecisionType
 
+from model.layers import Corner
+
 # What `to_float` makes of a cell's inputs: a compiled graph casts them, PyNative does not where a cell has a gradient of its own.
 HALVES = {MixedPrecisionType.FP16: ms.float16, MixedPrecisionType.BF16: ms.bfloat16, MixedPrecisionType.FP32: ms.float32}
 FLOATS = (ms.float32, ms.float16, ms.bfloat16, ms.float64)
@@ -68,7 +70,8 @@ class Probes:
         self.passages: list[Passage] = []
         self.gradients: dict[str, dict] = {}  # parameter -> figures, in the order in which they came
         for name, cell in network.cells_and_names():
-            if not isinstance(cell, nn.CellList):
+            # A Corner is part of a constant: of the mask, whose -1e30 is infinite in float16, and is meant to be.
+            if not isinstance(cell, nn.CellList | Corner):
                 self._wrap(cell, name)
         for weight in self.weights:
             weight.register_hook(lambda gradient, name=weight.name: self.gradients.setdefault(name, figures(gradient)) and None)
