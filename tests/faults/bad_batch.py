@@ -1,4 +1,4 @@
-"""Worker of test_roll_back_ranks.py: positions 100 to 103 of the data are one and the same token, on rank 1 alone."""
+"""Worker of test_roll_back_ranks.py: of the batch at the positions 100 to 103 rank 1's half is one and the same token."""
 import sys
 
 import numpy as np

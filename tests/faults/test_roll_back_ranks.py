@@ -1,4 +1,4 @@
-"""Two real workers under the supervisor, one of which is given a bad batch: both pass over it, as if it had never been."""
+"""Two real workers under the supervisor, of which one is given bad data: both pass over the batch, as if it had never been."""
 import json
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ sys.exit(run_workers(["-m", "tests.faults.bad_batch", *sys.argv[2:]], Topology(2
 QUICK = ("eval.stage.enabled=false", "eval.deep.enabled=false", "ckpt.every_steps=5", "ckpt.keep_last=9",
          "train.log_every_steps=4", "train.micro_batch_size=2", "train.total_steps=30", "train.lr=1e-3",
          "supervise.pause_seconds=0")
-RULES = {"gradient_explosion": ("health.rules.gradient_explosion.level=roll_back", "health.rules.gradient_explosion.threshold=4"),
+RULES = {"gradient_explosion": ("health.rules.gradient_explosion.level=roll_back", "health.rules.gradient_explosion.threshold=2.5"),
          "dominant_token": ("health.rules.dominant_token.level=skip", "health.rules.dominant_token.threshold=0.9")}
 
 
@@ -30,8 +30,8 @@ def supervised(tiny, tiny_yaml, folder: Path, *overrides: str) -> Path:
     """The run's folder, once the supervisor has brought it to its end."""
     config = tiny(f"run.dir={folder}", *QUICK, *overrides)
     config.run.folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-c", LAUNCH, str(folder / "logs"), "--config", str(tiny_yaml), "--set",
-               f"run.dir={folder}", *QUICK, *overrides]
+    command = [sys.executable, "-c", LAUNCH, str(folder / "logs"), "--config", str(tiny_yaml), "--set", f"run.dir={folder}",
+               *QUICK, *overrides]
     assert Supervisor(config, lambda restart: command).run() == 0
     return config.run.folder
 
