@@ -22,9 +22,8 @@ sys.exit(run_workers(["-m", "tests.faults.bad_batch", *sys.argv[2:]], Topology(2
 QUICK = ("eval.stage.enabled=false", "eval.deep.enabled=false", "ckpt.every_steps=5", "ckpt.keep_last=9",
          "train.log_every_steps=4", "train.micro_batch_size=2", "train.total_steps=30", "train.lr=1e-3",
          "supervise.pause_seconds=0")
-RULES = {"gradient_explosion": ("health.rules.gradient_explosion.level=roll_back",
-                                "health.rules.gradient_explosion.threshold=2.5"),
-         "dominant_token": ("health.rules.dominant_token.level=skip", "health.rules.dominant_token.threshold=0.9")}
+RULES = {name: (f"health.rules.{name}.level={level}", f"health.rules.{name}.threshold={threshold}")
+         for name, level, threshold in (("gradient_explosion", "roll_back", 2.5), ("dominant_token", "skip", 0.9))}
 
 
 def supervised(tiny, tiny_yaml, folder: Path, *overrides: str) -> Path:
