@@ -50,6 +50,7 @@ def test_the_layers_are_watched_in_half_precision_too(runs):
     assert blocks and all(np.isfinite(f["std"]) and f["abs_max"] > f["std"] > 0 for f in blocks)
 
 
+@pytest.mark.long
 def test_a_resume_changes_nothing(runs, tiny):
     first = tiny(*HALF, "train.stop_at_step=10")
     assert run(first) and run(tiny(*HALF))

@@ -100,7 +100,8 @@ def test_half_precision_is_near_one_card(options, cache, plan_yaml, tmp_path):
     assert 1e-7 < report["evaluation_difference"] < 2e-3
 
 
-@pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dp", [1, 2])
 def test_each_parameter_clipped_by_its_own_norm(dp, cache, plan_yaml, tmp_path):
     """Slices over tp, copies over dp, parameters of two stages and the tied table: each norm counts everything once."""
     options = [f"parallel.dp={dp}", "train.clip_by=norm", "train.clip_norm=0.05", "eval.stage.enabled=false"]
