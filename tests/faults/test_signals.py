@@ -22,7 +22,9 @@ LONG = ("train.total_steps=4000", "train.log_every_steps=1", "ckpt.every_steps=1
 
 def start(module: str, tiny_yaml: Path, folder: Path, *overrides: str) -> subprocess.Popen:
     command = [sys.executable, "-m", module, "--config", str(tiny_yaml), "--set", f"run.dir={folder}", *LONG, *overrides]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # A shell's background job ignores SIGINT, and hands that on to all that it starts, this test run for one.
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def wait_for(process: subprocess.Popen, condition) -> None:

@@ -81,7 +81,8 @@ def test_planted_faults_are_found_with_their_cells(faulty, plan_yaml, tmp_path, 
 
     transposed, = found["shared_transpose"]
     assert transposed["rule"] == "redistribution" and transposed["operator"].startswith("AlltoAll over tp")
-    assert named("shared_transpose", "AlltoAll") == {"blocks.0.attention", "blocks.0.attention.core"}
+    assert named("shared_transpose", "AlltoAll") == {"blocks.0.attention", "blocks.0.attention.core.scores",
+                                                      "blocks.0.attention.core.weigh"}
 
     gathered, = [f for f in found["data_parallel"] if f["operator"].startswith("AllGather")]
     assert gathered["rule"] == "redistribution" and gathered["operator"].startswith("AllGather over tp")
