@@ -16,10 +16,7 @@ def plan(config: RunConfig, world_size: int, rank: int) -> tuple[Mesh, int]:
     if p.recompute == "full" and config.model.dropout > 0 and not has_cards:
         raise UserError("parallel.recompute=full with model.dropout: on CPU MindSpore 2.10.0 makes a graph with a cycle of it; "
                         "set recompute to selective or none, or dropout to 0")
-    if config.precision.level != "O0" and config.precision.dtype == "bfloat16" and not has_cards:
-        raise UserError("precision.dtype=bfloat16: MindSpore has no CPU kernels for it (MatMul, Gather and others), and there is "
-                        "no Ascend card: set float16, or precision.level=O0, or prove the plan without devices: python -m "
-                        "train.preflight, python -m train.rehearse")
+    refuse_bfloat16(config)
     mesh = make_mesh(p, world_size, rank)
     count = micro_batches(p, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
     if config.ckpt.resume == "none" and (config.run.folder / "metrics.jsonl").exists():
@@ -27,6 +24,14 @@ def plan(config: RunConfig, world_size: int, rank: int) -> tuple[Mesh, int]:
                         "or go on with ckpt.resume=auto")
     refuse_paths(config)
     return mesh, count
+
+
+def refuse_bfloat16(config: RunConfig) -> None:
+    """Raise UserError for a model in bfloat16 where only a CPU could compute it."""
+    if config.precision.level != "O0" and config.precision.dtype == "bfloat16" and not glob.glob("/dev/davinci[0-9]*"):
+        raise UserError("precision.dtype=bfloat16: MindSpore has no CPU kernels for it (MatMul, Gather and others), and there is "
+                        "no Ascend card: set float16, or precision.level=O0, or prove the plan without devices: python -m "
+                        "train.preflight, python -m train.rehearse")
 
 
 def refuse_paths(config: RunConfig) -> None:

@@ -11,6 +11,7 @@ from parallel.errors import UserError
 from parallel.mesh import Mesh, make_mesh, micro_batches
 from train import reports, state
 from train.build import build_gpt
+from train.checks import refuse_bfloat16
 from train.config import ONE_CARD, RunConfig, load_config
 from train.console import header, say, shown
 from train.run import resolve_vocab_size
@@ -23,6 +24,7 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Checkpoint, folder: Path,
 
     Raises UserError where data and checkpoint do not fit.
     """
+    refuse_bfloat16(config)
     rank, world_size = context.start()
     mesh = make_mesh(config.parallel, world_size, rank)
     count = micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
@@ -52,6 +54,7 @@ def open_model(path: Path, overrides: list[str]) -> tuple[RunConfig, GPT, Tokeni
     folder = store.given(path)
     checkpoint = store.load_given(folder)
     config = load_config(folder / store.CONFIG, ONE_CARD + overrides)
+    refuse_bfloat16(config)
     context.start()
     manifest = load_manifest(config.data)
     config = resolve_vocab_size(config, manifest)

@@ -14,6 +14,7 @@ from tests.conftest import exact, metrics
 from train.__main__ import main
 from train.build import build_gpt, build_train_step, lack_of_kernels
 from train.config import load_config
+from train.evaluation import open_model
 from train.plans import resolved
 from train.run import precision_lines, run
 
@@ -62,6 +63,14 @@ def test_bfloat16_on_cpu_is_refused_before_anything_is_written(tiny_yaml, tmp_pa
     assert code == 2 and not list(tmp_path.iterdir())
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "precision.dtype=bfloat16: MindSpore has no CPU kernels for it" in said
+
+
+def test_a_model_trained_in_bfloat16_is_opened_on_cpu_in_another_format(runs):
+    bfloat16 = ["precision.level=O2", "precision.dtype=bfloat16"]
+    with pytest.raises(UserError, match="precision.dtype=bfloat16: .* precision.level=O0"):
+        open_model(runs[0], bfloat16)
+    config, *_ = open_model(runs[0], [*bfloat16, "precision.level=O0"])
+    assert config.precision.level == "O0"
 
 
 def test_an_operator_without_a_kernel_is_named_with_its_place(tiny):
