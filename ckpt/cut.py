@@ -1,10 +1,12 @@
 """What each rank of a mesh holds of a model's parameters, and which of it that rank writes into a checkpoint."""
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from parallel.cost.parameters import COLUMNS, ROWS, Parameter, stage_parameters
 from parallel.cost.sizes import Plan, Sizes
+from parallel.layout import region
 
 MOMENTS = ("moment1.", "moment2.", ROWS, COLUMNS)
 
@@ -51,13 +53,31 @@ class Cut:
         first = mesh.dp_rank == 0 and (p.tp_axis is not None or mesh.tp_rank == 0)
         return stage == mesh.stage and (first or p.sharded(self.plan))
 
+    def problems(self, layouts: Mapping[str, Sequence]) -> list[str]:
+        """What MindSpore cut in another way than is known here, by its `parameter_layout_dict` after compiling."""
+        mesh, lines = self.plan.mesh, []
+        for name, layout in layouts.items():
+            if name.removeprefix(_prefix(name)) in self.owners:
+                here, there = self.region(name), region(layout, self.shape(name), mesh.rank % (mesh.dp * mesh.tp))
+                if here != there:
+                    lines.append(f"{name}: {_shown(here)} here, {_shown(there)} in the compiled graph")
+        return lines
+
     def _owner(self, name: str) -> tuple[Parameter, int]:
-        prefix = next((prefix for prefix in MOMENTS if name.startswith(prefix)), "")
+        prefix = _prefix(name)
         p, stage = self.owners[name.removeprefix(prefix)]
         if prefix in (ROWS, COLUMNS):  # one axis of the matrix
             axis = int(prefix == COLUMNS)
             p = replace(p, shape=(p.shape[axis],), tp_axis=0 if p.tp_axis == axis else None)
         return p, stage
+
+
+def _prefix(name: str) -> str:
+    return next((prefix for prefix in MOMENTS if name.startswith(prefix)), "")
+
+
+def _shown(region: tuple[slice, ...]) -> str:
+    return f"[{', '.join(f'{s.start}:{s.stop}' for s in region)}]"
 
 
 def _piece(whole: slice, index: int, count: int) -> slice:

@@ -3,8 +3,9 @@
     checkpoints/step_00000200/   model.safetensors  optimizer.safetensors  state.json  config.yaml  manifest.json
     checkpoints/latest           the name of the newest one, for people and scripts
 
-Where several ranks write, each has files of its own, model-rank_00003.safetensors, with the parts of tensors that it held; what
-is read is the same whatever wrote it. Order is by the step in `state.json` alone: names and times of files may lie after a copy.
+Where several ranks write, each has files of its own, model-rank_00003.safetensors, with the parts of tensors that it held, and
+layouts-rank_00003.json, MindSpore's strategy for each; what is read is the same whatever wrote it. Order is by the step in
+`state.json` alone: names and times of files may lie after a copy.
 
 MindSpore's `save_checkpoint` is not used: it does no fsync, removes an existing target before it writes, and its checksums are
 optional and unnoticed when missing.
@@ -22,6 +23,7 @@ from parallel.errors import UserError
 from parallel.files import sha256
 
 MODEL, OPTIMIZER, STATE, CONFIG, MANIFEST, LATEST = "model", "optimizer", "state.json", "config.yaml", "manifest.json", "latest"
+LAYOUTS = "layouts-rank_{:05d}.json"
 PARTS = (MODEL, OPTIMIZER)
 THREADS = 4  # files that are read at once; one does not reach what a disk gives
 

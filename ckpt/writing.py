@@ -38,11 +38,15 @@ def explained(root: Path, step: int, error: OSError) -> SaveError:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank writes: {"model": ..., "optimizer": ...}; of what is part of a tensor, where it lies in the whole."""
+    """What one rank writes: {"model": ..., "optimizer": ...}; of what is part of a tensor, where it lies in the whole.
+
+    layouts: how MindSpore cut the parameters, for who wants to know how this checkpoint came about; loading goes by `places`.
+    """
 
     tensors: dict[str, Mapping[str, np.ndarray]]
     places: Mapping[str, Place] | None = None
     rank: int | None = None  # None: this part is all there is
+    layouts: Mapping[str, list] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +86,11 @@ def write_part(temporary: Path, part: Part) -> dict[str, dict]:
             fsync_file(path)
         if problems := [problem for one in found if (problem := one.result())]:
             raise SaveError(f"what was written does not come back: {'; '.join(problems)}")
-    return {path.name: {"bytes": size, "sha256": digests[path].result()} for path, size in files.items()}
+    written = {path.name: {"bytes": size, "sha256": digests[path].result()} for path, size in files.items()}
+    if part.layouts:
+        name = store.LAYOUTS.format(part.rank)
+        written[name] = write_text(temporary / name, json.dumps(part.layouts))
+    return written
 
 
 def leave_note(temporary: Path, rank: int, outcome: dict) -> None:

@@ -16,6 +16,7 @@ from mindspore.nn.utils import no_init_parameters
 
 from eval.health.probe import MAX_LENGTH
 from parallel.files import replace_text
+from parallel.layout import plain
 from parallel.mesh import Mesh, make_mesh, micro_batches
 from train.build import build_eval_step, build_gpt, build_probe_step, build_train_step, compiled
 from train.config import RunConfig, load_config
@@ -34,14 +35,9 @@ def main(job: dict) -> None:
         phase, _ = executor.compile(cell, *inputs, phase=kind)
         graph = executor._graph_executor.get_func_graph_proto(phase, "mind_ir", False)
         (out / f"rank_{job['rank']}.{kind}.mindir").write_bytes(graph)
-        found = {"parameters": {name: list(map(_plain, layout)) for name, layout in cell.parameter_layout_dict.items()},
-                 "strategies": executor._get_shard_strategy(cell)}
+        found = {"parameters": plain(cell.parameter_layout_dict), "strategies": executor._get_shard_strategy(cell)}
         # Last, and at once: the file says that this rank is done.
         replace_text(out / f"rank_{job['rank']}.{kind}.json", json.dumps(found))
-
-
-def _plain(value):
-    return list(map(_plain, value)) if isinstance(value, list | tuple) else value if isinstance(value, int) else str(value)
 
 
 def train_cell(config: RunConfig, mesh: Mesh):

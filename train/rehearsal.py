@@ -11,8 +11,8 @@ from ckpt.cut import Cut
 from data.tokenizer import PAD_ID
 from eval.step import EvalStep
 from model.config import PrecisionConfig
+from parallel.layout import slice_of
 from parallel.lockstep.errors import LockstepError
-from parallel.lockstep.layout import slice_of
 from parallel.lockstep.rank import Rank
 from parallel.lockstep.schedule import run
 from parallel.mesh import Mesh, micro_batches
@@ -114,7 +114,7 @@ def rehearse(config: RunConfig, mesh: Mesh, folder: Path, steps: int, overflow_a
     first = scaled.initial_weights({name: p.shape for name, p in card.weights.items()}, seed)
     card.set(first)
     compiled = {r: dry_compile.load(folder, r, "train") for r in range(mesh.world_size)}
-    check_cut(config, mesh, compiled, first)
+    check_cut(config, mesh, compiled)
     if change:
         change(compiled)
     ranks = {r: Rank(c.program, initial(c, first, mesh, card), r) for r, c in compiled.items()}
@@ -194,15 +194,12 @@ def part(whole: np.ndarray, name: str, compiled: dry_compile.Compiled, mesh: Mes
     return slice_of(whole, compiled.parameters[name], compiled.rank % (mesh.dp * mesh.tp))
 
 
-def check_cut(config: RunConfig, mesh: Mesh, compiled: dict[int, dry_compile.Compiled], whole: dict[str, np.ndarray]) -> None:
+def check_cut(config: RunConfig, mesh: Mesh, compiled: dict[int, dry_compile.Compiled]) -> None:
     """What training gives a rank of each parameter (ckpt.cut) is what MindSpore's layout says. Raises LockstepError."""
     for r, c in compiled.items():
         of_rank = Mesh(mesh.dp, mesh.tp, mesh.pp, r, mesh.sequence_parallel)
-        cut = Cut(*plan_of(config, of_rank, num_micro_batches(config, mesh)))
-        for name in whole.keys() & c.program.main.parameters.keys():
-            value = np.pad(whole[name], ((0, -len(whole[name]) % mesh.tp), (0, 0))) if name == TABLE else whole[name]
-            if not np.array_equal(cut.part(name, value), part(whole[name], name, c, mesh)):
-                raise LockstepError(f"rank {r} would be given another part of {name} than MindSpore's layout has for it")
+        if problems := Cut(*plan_of(config, of_rank, num_micro_batches(config, mesh))).problems(c.parameters):
+            raise LockstepError(f"rank {r} would be given other parts of parameters than MindSpore has: {'; '.join(problems)}")
 
 
 def compare(figures: dict[str, float], outputs: dict[int, tuple], weights: dict[str, np.ndarray],

@@ -27,6 +27,7 @@ from parallel import collectives, config_file, context
 from parallel.cost.parameters import all_parameters, parameter_count
 from parallel.errors import UserError
 from parallel.files import replace_text
+from parallel.layout import plain
 from parallel.mesh import Mesh
 from train import console, passed_over, state
 from train.build import build_gpt, build_train_step, compiled, is_sharded, lack_of_kernels
@@ -136,6 +137,8 @@ class Training:
             with lack_of_kernels():
                 self.network.set_train().compile(Tensor(np.zeros((samples, c.data.seq_length + 1), np.int32)),
                                                  Tensor(np.zeros(samples, np.int32)))
+        if self.cut and (problems := self.cut.problems(self.network.parameter_layout_dict)):
+            raise RuntimeError("MindSpore holds other parts of the parameters than would be saved:\n  " + "\n  ".join(problems))
         self.identity = state.identity_of(c, self.manifest.tokenizer.sha256, self.manifest.sets["train"].sha256)
         self.root = c.run.folder / "checkpoints"
 
@@ -332,8 +335,10 @@ class Training:
         fixed = {"identity": self.identity, "run_id": self.run_id, "mesh": {"dp": mesh.dp, "tp": mesh.tp, "pp": mesh.pp},
                  "versions": {"mindspore": ms.__version__, "numpy": np.__version__}}
 
+        layouts = plain(self.network.parameter_layout_dict) if self.cut else None
+
         def capture(milestone: bool):
-            part, scalars = state.capture(self.step, copies, c.model.vocab_size, mesh.rank, self.cut)
+            part, scalars = state.capture(self.step, copies, c.model.vocab_size, mesh.rank, self.cut, layouts)
             return part, {**scalars, "consumed_samples": monitor.reading.consumed, "milestone": milestone, **fixed,
                           "passed_over": passed_over.as_state(ledger.entries)}
 

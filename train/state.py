@@ -1,4 +1,6 @@
 """Between a running training step and a checkpoint: everything that the next step depends on."""
+from collections.abc import Mapping
+
 import numpy as np
 import yaml
 from mindspore import Parameter, Tensor
@@ -54,8 +56,13 @@ class HostCopies:
         return self.buffers[p.name]
 
 
-def capture(step: TrainStep, copies: HostCopies, vocab_size: int, rank: int, cut: Cut | None = None) -> tuple[Part, dict]:
-    """Copy the state after the last step: what this rank writes of the tensors, and the scalars."""
+def capture(step: TrainStep, copies: HostCopies, vocab_size: int, rank: int, cut: Cut | None = None,
+            layouts: Mapping[str, list] | None = None) -> tuple[Part, dict]:
+    """Copy the state after the last step: what this rank writes of the tensors, and the scalars.
+
+    Args:
+        layouts: of a cut model, see `Part`.
+    """
     tensors, places = {}, {}
     for part, parameters in tensors_of(step).items():
         tensors[part] = {}
@@ -69,7 +76,8 @@ def capture(step: TrainStep, copies: HostCopies, vocab_size: int, rank: int, cut
                 shape = (vocab_size, *shape[1:]) if has_rows(name) else shape
                 places[name] = Place(shape, tuple(s.start for s in region))
             tensors[part][name] = values[:rows] if has_rows(name) else values
-    return Part(tensors, places, rank if cut else None), {name: p.asnumpy().item() for name, p in scalars_of(step).items()}
+    part = Part(tensors, places, rank if cut else None, layouts)
+    return part, {name: p.asnumpy().item() for name, p in scalars_of(step).items()}
 
 
 def identity_of(config: RunConfig, tokenizer_sha256: str, samples_sha256: str) -> dict:

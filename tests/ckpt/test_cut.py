@@ -53,3 +53,12 @@ def test_parts_worked_by_hand():
         np.testing.assert_array_equal(sharded[rank].part("blocks.0.mlp.up.weight", weight), weight[first:first + 16])
     for rank in range(4):  # a bias that tp does not cut, over all four
         np.testing.assert_array_equal(sharded[rank].part("norm.bias", weight[0]), weight[0, 4 * rank:4 * rank + 4])
+
+
+def test_what_mindspore_cut_in_another_way_is_named():
+    by_rank = [[2, 2], [0, -1], [32, 16], 0, True, "", [64, 16], [32, 16], False, False, 0, 0]  # as it writes it for dp 2, tp 2
+    over_dp = [[2, 2], [1, -1], *by_rank[2:]]
+    cut = cuts(2, 2, 1, False)[1]
+    name = "blocks.0.mlp.up.weight"
+    assert cut.problems({name: by_rank, f"moment1.{name}": by_rank, "args0": over_dp}) == []
+    assert cut.problems({name: over_dp}) == [f"{name}: [32:64, 0:16] here, [0:32, 0:16] in the compiled graph"]

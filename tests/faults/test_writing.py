@@ -1,5 +1,6 @@
 """A fault at every call that writes a checkpoint: `latest` is never wrong, and the good one before it never lost."""
 import errno
+import json
 import os
 import pathlib
 import shutil
@@ -169,7 +170,7 @@ def parts(count: int) -> list[Part]:
     """Rows of a matrix, one part for each rank."""
     whole = np.arange(8 * count, dtype=np.float32).reshape(2 * count, 4)
     return [Part({"model": {"w": whole[2 * r:2 * r + 2].copy()}, "optimizer": {}},
-                 {"w": tensors.Place(whole.shape, (2 * r, 0))}, r) for r in range(count)]
+                 {"w": tensors.Place(whole.shape, (2 * r, 0))}, r, {"w": [[count], [0, -1], [2, 4]]}) for r in range(count)]
 
 
 def test_several_ranks_write_one_checkpoint(tmp_path):
@@ -184,6 +185,9 @@ def test_several_ranks_write_one_checkpoint(tmp_path):
                                   np.arange(24, dtype=np.float32).reshape(6, 4)[1:5, 2:4])
     assert tensors.shapes(found.tensors["model"]) == {"w": (6, 4)}
     assert sorted(p.name for p in tmp_path.iterdir()) == [store.LATEST, "step_00000005"]
+    for r in range(3):  # how MindSpore cut it on each rank, hashed as all else
+        path = store.folder_of(tmp_path, 5) / f"layouts-rank_0000{r}.json"
+        assert json.loads(path.read_text()) == {"w": [[3], [0, -1], [2, 4]]} and path.name in store.manifest_of(path.parent)
     (store.folder_of(tmp_path, 5) / "model-rank_00001.safetensors").unlink()
     assert store.find(tmp_path)[0] is None
 

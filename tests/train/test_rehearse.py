@@ -12,6 +12,7 @@ import pytest
 from mindspore import Tensor
 
 from data.tokenizer import PAD_ID
+from parallel.lockstep.errors import LockstepError
 from parallel.lockstep.mindir import Graph, Node
 from tests.train.conftest import PLAN
 from train import dry_compile, rehearsal, rehearse, scaled
@@ -226,11 +227,17 @@ def test_slices_that_are_swapped_between_two_ranks_are_caught(rehearsed, monkeyp
         return part(whole, name, replace(compiled, rank=rank), mesh)
 
     monkeypatch.setattr(rehearsal, "part", swapped)
-    with pytest.raises(RuntimeError, match=f"rank 0 would be given another part of {WEIGHT} than MindSpore's layout has"):
-        rehearsed()
-    monkeypatch.setattr(rehearsal, "check_cut", lambda *_: None)
     step, = rehearsed().steps
     assert not step.ok and step.differences["loss"] > LOSS
+
+
+def test_a_parameter_that_mindspore_cuts_in_another_way_is_caught(small, graph_folder):
+    compiled = dry_compile.load(graph_folder, 1, "train")
+    matrix, (axis, uncut), *rest = compiled.parameters[WEIGHT]
+    rehearsal.check_cut(*small, {1: compiled})
+    compiled.parameters[WEIGHT] = [matrix, [uncut, axis], *rest]
+    with pytest.raises(LockstepError, match=f"rank 1 would be given other parts of parameters than MindSpore has: {WEIGHT}"):
+        rehearsal.check_cut(*small, {1: compiled})
 
 
 def test_a_fault_in_the_evaluation_is_caught(small, graph_folder, card, monkeypatch):

@@ -63,7 +63,7 @@ def first_half(cache, plan_yaml, tmp_path):
     card = OneCard(config)
     weights = scaled.initial_weights({name: p.shape for name, p in card.weights.items()}, 1)
     card.set(weights)
-    _, ranks = ranks_of(config, mesh, card, weights)
+    compiled, ranks = ranks_of(config, mesh, card, weights)
     batches = scaled.batches(config, 4, PAD_ID, 1)
     for tokens, positions in batches[:2]:
         step(ranks, mesh, tokens, positions)
@@ -72,6 +72,7 @@ def first_half(cache, plan_yaml, tmp_path):
     temporary, files, sizes = writing.begin(root, 2, 0), {}, {}
     for r, rank in ranks.items():
         cut = cut_of(config, mesh, r)
+        assert cut.problems(compiled[r].parameters) == []  # what is written as this rank's part is what MindSpore has there
         tensors = {store.MODEL: {}, store.OPTIMIZER: {}}
         for name in (m + n for n in cut.owners for m in ("", "moment1.", "moment2.")):
             if cut.writes(name):
@@ -82,7 +83,7 @@ def first_half(cache, plan_yaml, tmp_path):
                 part[name] = part[name][:max(0, rows - start[0])]
                 sizes[r, name] = writing.Place((rows, *cut.shape(name)[1:]), start)
         places = {n: place for (owner, n), place in sizes.items() if owner == r}
-        files |= writing.write_part(temporary, writing.Part(tensors, places, r))
+        files |= writing.write_part(temporary, writing.Part(tensors, places, r, compiled[r].parameters))
     state = {"step": 2, **{name: p.asnumpy().item() for name, p in scalars_of(card.step).items()}}
     folder = writing.publish(root, temporary, state, config_file.dump(config), files, 1)
     return folder, card, batches[2:]

@@ -13,9 +13,18 @@ import numpy as np
 _MATRIX, _MAP, _GROUP, _WHOLE = 0, 1, 5, 6
 
 
+def plain(layouts: Mapping[str, Sequence]) -> dict[str, list]:
+    """A `parameter_layout_dict` as JSON has it."""
+    return {name: list(map(_plain, layout)) for name, layout in layouts.items()}
+
+
+def _plain(value):
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value if isinstance(value, int) else str(value)
+
+
 def slice_of(whole: np.ndarray, layout: Sequence, rank_in_stage: int) -> np.ndarray:
     """The part of a parameter that a rank holds: a view."""
-    return whole[_index(layout, whole.shape, rank_in_stage)]
+    return whole[region(layout, whole.shape, rank_in_stage)]
 
 
 def whole_of(parts: Mapping[int, np.ndarray], layout: Sequence) -> np.ndarray:
@@ -26,14 +35,15 @@ def whole_of(parts: Mapping[int, np.ndarray], layout: Sequence) -> np.ndarray:
     shape = tuple(layout[_WHOLE])
     whole, held = np.zeros(shape, next(iter(parts.values())).dtype), np.zeros(shape, bool)
     for rank in sorted(parts, reverse=True):
-        index = _index(layout, shape, rank)
+        index = region(layout, shape, rank)
         whole[index], held[index] = parts[rank], True
     if not held.all():
         raise ValueError(f"ranks {sorted(parts)} together do not hold the whole of a parameter of shape {list(shape)}")
     return whole
 
 
-def _index(layout: Sequence, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
+def region(layout: Sequence, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
+    """The part of a parameter of this shape that a rank, by its number in the stage, holds."""
     matrix, tensor_map = list(layout[_MATRIX]), list(layout[_MAP])
     coordinates = np.unravel_index(rank, matrix)
     index = []

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from parallel.lockstep.layout import slice_of, whole_of
+from parallel.layout import slice_of, whole_of
 
 REST = [False, False, 0, 0]
 COLUMN = [[2, 2], [0, -1], [64, 32], 0, True, "", [128, 32], [64, 32], *REST]                              # cut over tp
