@@ -130,7 +130,8 @@ def test_the_moments_of_each_kind(kind, drawn):
         if largest:
             assert 0.97 * largest < np.abs(value).max() <= largest * (1 + 1e-6)
         if kind in MINDSPORE:
-            theirs = initializer(MINDSPORE[kind], value.shape, ms.float32).init_data().asnumpy()
+            # Many draws: of one alone the outer quantiles scatter by more than the tolerance now and then.
+            theirs = np.stack([initializer(MINDSPORE[kind], value.shape, ms.float32).init_data().asnumpy() for _ in range(20)])
             assert value.std() == pytest.approx(theirs.std(), rel=10 / np.sqrt(2 * n))
             quantiles = np.linspace(0.01, 0.99, 15)
             np.testing.assert_allclose(np.quantile(value, quantiles), np.quantile(theirs, quantiles), atol=0.1 * std)
