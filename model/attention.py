@@ -1,20 +1,12 @@
 """Causal self-attention."""
-import functools
-
 import mindspore as ms
-import numpy as np
 from mindspore import Tensor, nn, ops
 
 from model import cpu
 from model.config import ModelConfig
 from model.layers import Corner, Dropout, Linear, on_cpu
+from model.masks import causal_mask
 from parallel.mesh import Mesh
-
-
-@functools.cache
-def causal_mask(seq_length: int) -> Tensor:
-    """Float32 [seq, seq]: 0 where position i may see position j <= i, elsewhere less than any score that training can have."""
-    return Tensor(np.triu(np.full((seq_length, seq_length), -1e30, np.float32), 1))
 
 
 class Scores(nn.Cell):
@@ -96,8 +88,7 @@ class CausalSelfAttention(nn.Cell):
         self.query, self.key, self.value = (Linear(h, h, "column") for _ in range(3))
         self.output = Linear(h, h, "row")
         # The hand-written gradient of the CPU form knows no dropout.
-        self.core = cpu.AttentionCore(config.head_size, causal_mask(config.seq_length)) \
-            if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
+        self.core = cpu.cells().AttentionCore(config) if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
         self.reshape = ops.Reshape()
         self.split_q, self.split_k, self.split_v, self.join = (ops.Transpose() for _ in range(4))
 

@@ -9,6 +9,7 @@ from model import cpu
 from model.attention import CausalSelfAttention
 from model.config import ModelConfig
 from model.layers import Corner, Dropout, Gelu, LayerNorm, Linear, Residual, RowKeys, on_cpu, parameter, plain_kernels
+from model.masks import padding_mask
 from model.precision import Precision
 from parallel.mesh import Mesh
 
@@ -224,7 +225,7 @@ class HeadLoss(nn.Cell):
     def __init__(self, vocab_size: int, padding: int):
         super().__init__()
         self.head, self.loss, self.padding, self.add = Head(), TokenLoss(), padding, ops.Add()
-        self.mask = cpu.padding_mask(vocab_size, padding)
+        self.mask = padding_mask(vocab_size, padding)
 
     def construct(self, x, table, labels):
         logits = self.head(x, table)
@@ -240,8 +241,8 @@ class HeadLoss(nn.Cell):
 
 
 def head_loss(gpt: GPT) -> nn.Cell:
-    """HeadLoss in the GPT's form. On CPU there is a third output, the softmax of the logits."""
-    cell = (cpu.HeadLoss if gpt.on_cpu else HeadLoss)(gpt.vocab_size, gpt.padding)
+    """HeadLoss in the GPT's form. On CPU there is a third output, for its gradient."""
+    cell = (cpu.cells().HeadLoss if gpt.on_cpu else HeadLoss)(gpt.vocab_size, gpt.padding)
     gpt.precision.apply(cell, "head_loss.")
     return cell
 

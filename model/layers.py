@@ -91,7 +91,7 @@ class Linear(nn.Cell):
         super().__init__()
         self.weight = parameter((out_features, in_features))
         self.bias = parameter((out_features,))
-        self.affine = cpu.Affine() if on_cpu() else Affine()
+        self.affine = cpu.cells().Affine() if on_cpu() else Affine()
         self.split = split
 
     def construct(self, x):
@@ -124,7 +124,7 @@ class LayerNorm(nn.Cell):
         super().__init__()
         self.weight = parameter((hidden_size,), 1.0)
         self.bias = parameter((hidden_size,))
-        self.norm = cpu.Normalize(hidden_size, eps) if on_cpu() else Normalize(eps)
+        self.norm = cpu.cells().Normalize(hidden_size, eps) if on_cpu() else Normalize(eps)
 
     def construct(self, x):
         return self.norm(x, self.weight, self.bias)[0]
@@ -140,7 +140,7 @@ class Gelu(nn.Cell):
     def __init__(self):
         super().__init__()
         self.on_cpu = on_cpu()
-        self.gelu = cpu.Gelu() if self.on_cpu else ops.GeLU()
+        self.gelu = cpu.cells().Gelu() if self.on_cpu else ops.GeLU()
 
     def construct(self, x):
         y = self.gelu(x)

@@ -1,7 +1,9 @@
-"""Writing that survives a crash: data reaches the disk before its name does."""
+"""Writing that survives a crash: data reaches the disk before its name does; and where the cache is."""
 import hashlib
 import os
 from pathlib import Path
+
+from parallel.errors import UserError
 
 
 def fsync_folder(folder: Path) -> None:
@@ -35,6 +37,14 @@ def replace_text(path: Path, text: str) -> None:
     write_text(temporary, text)
     os.replace(temporary, path)
     fsync_folder(path.parent)
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: `$XDG_CACHE_HOME/mindgpt`, or `~/.cache/mindgpt`. Raises UserError."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "mindgpt"
+    except RuntimeError as error:  # no HOME and no such user
+        raise UserError(f"no folder for a cache ({error}): set XDG_CACHE_HOME") from error
 
 
 def sha256(path: Path) -> str:

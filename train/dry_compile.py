@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from parallel import config_file
-from parallel.dry_run.cann import cache_folder
 from parallel.dry_run.pool import Outcome, compile_ranks
+from parallel.files import cache_folder
 from parallel.lockstep import mindir
 from train.config import RunConfig
 

@@ -9,6 +9,12 @@ NORMAL = 1.4826          # the standard deviation of normal values is this times
 SMALLEST_SPREAD = 0.005  # of the median: a loss that hardly moves would make a spike of any ripple
 
 
+def middle(values: np.ndarray) -> float:
+    """The median of [n]; np.median takes five times as long over so few."""
+    ordered = np.sort(values)
+    return 0.5 * float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2])
+
+
 class LossWindow:
     """The last `size` steps. What is not finite, or a spike, is counted but never becomes part of what spikes are told by.
 
@@ -49,8 +55,8 @@ class LossWindow:
         centred = x - x.mean()
         slope = centred @ losses / (centred @ centred)  # least squares; np.polyfit takes twenty times as long
         level = losses - slope * x  # without the descent, which would hide a spike in its spread
-        median = float(np.median(level))
-        spread = NORMAL * float(np.median(np.abs(level - median)))
+        median = middle(level)
+        spread = NORMAL * middle(np.abs(level - median))
         return (loss - median) / max(spread, SMALLEST_SPREAD * abs(median), 1e-12)
 
     def figures(self) -> dict:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from parallel.dry_run import stand_ins
 from parallel.errors import UserError
+from parallel.files import cache_folder
 
 DRY_RUN = {"MS_SIMULATION_LEVEL": "0"}  # MindSpore's DryRun: compile, and touch no device
 
@@ -81,13 +82,6 @@ def _cached(mindspore: Path, plugin: Path) -> Path:
         if not _is_complete(folder):  # another process may have built it while this one waited
             _build(folder, mindspore, plugin, machine)
     return folder
-
-
-def cache_folder() -> Path:
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "mindgpt"
-    except RuntimeError as error:  # no HOME and no such user
-        raise UserError(f"no cache folder for stand-ins of CANN's libraries ({error}): set XDG_CACHE_HOME") from error
 
 
 def _key(plugin: Path, machine: str) -> str:

@@ -1,14 +1,16 @@
-"""The cells of model/cpu.py against the plain ones: the same values and gradients within float32 rounding, for ragged sizes."""
+"""The cells of model/cpu against the plain ones: the same values and gradients within float32 rounding, for ragged sizes."""
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from model import attention, cpu, gpt, layers
+from model import attention, gpt, layers
 from model.config import ModelConfig
+from model.cpu import compiled, pure
 from model.init import initialize
 
 ROUNDING = 3e-6  # of the norm
+FORMS = [pure, compiled]
 
 
 @pytest.fixture(autouse=True)
@@ -53,27 +55,31 @@ def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 5), (37, 13)])
 def test_column_sum(rows, columns):
     x = normal(rows, columns)
-    np.testing.assert_allclose(cpu.ColumnSum()(Tensor(x)).asnumpy(), x.astype(np.float64).sum(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(pure.ColumnSum()(Tensor(x)).asnumpy(), x.astype(np.float64).sum(0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("rows", "n_in", "n_out"), [(1, 3, 1), (7, 5, 11), (37, 13, 5)])
-def test_affine(rows, n_in, n_out):
+@pytest.mark.parametrize("cpu", FORMS)
+def test_affine(cpu, rows, n_in, n_out):
     inputs = normal(rows, n_in), normal(n_out, n_in), normal(n_out)
     assert_same(cpu.Affine(), layers.Affine(), (rows, n_out), inputs, 3, True, True)
 
 
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 5), (7, 15), (37, 33)])
-def test_normalize(rows, hidden):
+@pytest.mark.parametrize("cpu", FORMS)
+def test_normalize(cpu, rows, hidden):
     inputs = normal(rows, hidden, scale=3.0) + 2, 1 + normal(hidden, seed=1, scale=0.3), normal(hidden, seed=2)
     assert_same(cpu.Normalize(hidden, 1e-5), layers.Normalize(1e-5), (rows, hidden), inputs, 3)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 5), (37, 13)])
-def test_gelu(shape):
+@pytest.mark.parametrize("cpu", FORMS)
+def test_gelu(cpu, shape):
     assert_same(cpu.Gelu(), ops.GeLU(), shape, (normal(*shape, scale=3.0),), 1, plain_single=True)
 
 
-def test_gelu_far_from_zero():
+@pytest.mark.parametrize("cpu", FORMS)
+def test_gelu_far_from_zero(cpu):
     x = np.array([[-3e4, -100.0, -20.0, 0.0, 20.0, 100.0, 3e4]], np.float32)
     y, gradient = evaluate(cpu.Gelu(), np.ones_like(x), (x,), 1, False)
     np.testing.assert_allclose(y, np.maximum(x, 0), atol=1e-6)
@@ -81,12 +87,13 @@ def test_gelu_far_from_zero():
 
 
 @pytest.mark.parametrize(("batch", "heads", "t", "head_size"), [(1, 1, 1, 1), (2, 3, 7, 5), (3, 2, 16, 5)])
-def test_attention(batch, heads, t, head_size):
+@pytest.mark.parametrize("cpu", FORMS)
+def test_attention(cpu, batch, heads, t, head_size):
     config = ModelConfig(vocab_size=9, hidden_size=heads * head_size, num_heads=heads, seq_length=16)
     shape = batch, heads, t, head_size
     qkv = (normal(*shape, seed=1, scale=2.0), normal(*shape, seed=2, scale=2.0), normal(*shape, seed=3))
     keys = np.zeros((batch * t, 1), np.int32)
-    form = cpu.AttentionCore(config.head_size, attention.causal_mask(config.seq_length))
+    form = cpu.AttentionCore(config)
     plain = attention.AttentionCore(config, 1)
     if t == 1:  # softmax over one score is 1: query and key have no gradient
         y, dq, dk, dv = evaluate(form, np.ones(shape, np.float32), (*qkv, keys), 3, False)
@@ -97,13 +104,14 @@ def test_attention(batch, heads, t, head_size):
 
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize(("rows", "hidden", "vocab"), [(1, 3, 2), (7, 5, 11), (37, 13, 101)])
-def test_head_loss(rows, hidden, vocab, padding):
+@pytest.mark.parametrize("cpu", FORMS)
+def test_head_loss(cpu, rows, hidden, vocab, padding):
     labels = np.random.RandomState(rows).randint(0, vocab, rows).astype(np.int32)
     inputs = normal(rows, hidden), normal(vocab + padding, hidden), labels
     assert_same(cpu.HeadLoss(vocab, padding), gpt.HeadLoss(vocab, padding), (rows,), inputs, 2)
 
 
-@pytest.mark.parametrize("head_loss", [cpu.HeadLoss, gpt.HeadLoss])
+@pytest.mark.parametrize("head_loss", [pure.HeadLoss, compiled.HeadLoss, gpt.HeadLoss])
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize(("rows", "hidden", "vocab"), [(1, 3, 2), (40, 5, 4), (37, 13, 101)])
 def test_a_hit_is_a_label_that_is_likeliest(head_loss, rows, hidden, vocab, padding):
@@ -117,14 +125,14 @@ def test_a_hit_is_a_label_that_is_likeliest(head_loss, rows, hidden, vocab, padd
     assert rows == 1 or 0 < (best == labels).mean() < 1
 
 
-@pytest.mark.parametrize("head_loss", [cpu.HeadLoss, gpt.HeadLoss])
+@pytest.mark.parametrize("head_loss", [pure.HeadLoss, compiled.HeadLoss, gpt.HeadLoss])
 def test_of_equally_likely_tokens_each_is_a_hit(head_loss):
     logits, labels = np.array([[1, 3, 3, 2]] * 4 + [[0, 0, 0, 0]], np.float32), np.array([0, 1, 2, 3, 2], np.int32)
     hits = head_loss(4, 0)(Tensor(logits), Tensor(np.eye(4, dtype=np.float32)), Tensor(labels))[1]
     assert hits.asnumpy().tolist() == [0, 1, 1, 0, 1]
 
 
-@pytest.mark.parametrize("head_loss", [cpu.HeadLoss, gpt.HeadLoss])
+@pytest.mark.parametrize("head_loss", [pure.HeadLoss, compiled.HeadLoss, gpt.HeadLoss])
 def test_head_loss_of_labels_whose_probability_underflows(head_loss):
     # exp(-300) and exp(-20000) are no float32; the table is the identity, so x are the logits and dx = p - onehot.
     logits = np.array([[0, 300, 0, 0], [-1e4, 0, 1e4, 0], [5, 5, 5, 5], [200, 0, 0, 0]], np.float32)

@@ -4,7 +4,7 @@ from statistics import median
 
 import numpy as np
 
-from eval.health.losses import NORMAL
+from eval.health.losses import NORMAL, middle
 from eval.health.rules.base import Facts, Rule, finite
 from eval.health.rules.config import RuleConfig
 
@@ -56,9 +56,9 @@ class LossVariance(Rule):
 
     @staticmethod
     def _spread(losses: np.ndarray) -> float:
-        x = np.arange(len(losses))
-        rest = losses - np.polyval(np.polyfit(x, losses, 1), x)
-        return NORMAL * float(np.median(np.abs(rest - np.median(rest))))  # which a single spike leaves alone
+        x = np.arange(len(losses)) - (len(losses) - 1) / 2
+        rest = losses - x * (x @ losses / (x @ x))  # least squares, but for the level
+        return NORMAL * middle(np.abs(rest - middle(rest)))  # which a single spike leaves alone
 
 
 class LearningNothing(Rule):

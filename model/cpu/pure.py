@@ -1,14 +1,11 @@
-"""The same functions as MindSpore's kernels, written with those of its CPU kernels that are fast.
-
-On CPU MindSpore 2.10's GeLU, LayerNormGrad, BiasAddGrad and ReduceSum over rows run on one thread, at a tenth of the speed
-of the rest. Here row sums are matrix products with a row of ones, and gradients are written out by hand. Values and gradients
-equal those of the plain cells within float32 rounding; tests hold them to that.
-"""
+"""Cells of those of MindSpore's CPU kernels that are fast: row sums are products with ones, gradients are written out by hand."""
 import math
 
-import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import nn, ops
 from mindspore.ops import functional as F
+
+from model.config import ModelConfig
+from model.masks import causal_mask, padding_mask
 
 GELU_1 = 2 * math.sqrt(2 / math.pi)  # tanh(u) = 2 sigmoid(2u) - 1, so the factor 2 is taken in here
 GELU_3 = GELU_1 * 0.044715
@@ -89,9 +86,9 @@ class AttentionCore(nn.Cell):
     broadcast.
     """
 
-    def __init__(self, head_size: int, mask: Tensor):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        self.scale, self.mask = 1.0 / math.sqrt(head_size), mask
+        self.scale, self.mask = 1.0 / math.sqrt(config.head_size), causal_mask(config.seq_length)
         self.product, self.product_t = ops.BatchMatMul(), ops.BatchMatMul(transpose_b=True)
         self.t_product, self.matmul = ops.BatchMatMul(transpose_a=True), ops.MatMul()
         self.softmax, self.bias_add, self.reshape, self.concat = ops.Softmax(-1), ops.BiasAdd(), ops.Reshape(), ops.Concat(-1)
@@ -115,11 +112,6 @@ class AttentionCore(nn.Cell):
         dq = self.product(ds, k) * self.scale
         dk = self.t_product(ds, q * self.scale)
         return dq, dk, self.t_product(p, dy), ops.zeros_like(keys)
-
-
-def padding_mask(vocab_size: int, padding: int) -> Tensor:
-    """What is added to the logits that the table's padding would give: float32 [vocab_size + padding], 0 and -1e9."""
-    return Tensor(np.repeat(np.float32([0, -1e9]), (vocab_size, padding)))
 
 
 class HeadLoss(nn.Cell):
