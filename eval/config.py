@@ -52,7 +52,7 @@ class HealthConfig(Section):
     """What moves inside the model, by layer: gradients, updates, activations, attention."""
 
     enabled: bool = Field(True, description="watch this tier during training")
-    every_steps: int = Field(50, ge=1, description="steps between two looks")
+    every_steps: int = Field(100, ge=1, description="steps between two looks")
     window: int = Field(200, ge=20, description="steps that the loss's level, spread and spikes are told from")
     spike_z: float = Field(6.0, gt=0.0, description="a loss so many robust standard deviations above the median is a spike")
     probe_samples: int = Field(2, ge=0, description="held-out samples whose activations are looked at; 0: none")

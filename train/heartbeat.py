@@ -11,7 +11,7 @@ from train.callbacks.monitor import memory_bytes
 from train.clock import Clock
 from train.signs import path_of
 
-SECONDS = 1.0  # between two signs of the same phase
+SECONDS = 2.0  # between two signs of the same phase
 
 
 class Heartbeat(Callback):
@@ -24,6 +24,7 @@ class Heartbeat(Callback):
     def __init__(self, clock: Clock, run_folder: Path, rank: int, last_step: int):
         super().__init__()
         self.path, self.rank, self.step, self.phase = path_of(run_folder, rank), rank, last_step, ""
+        self.temporary = self.path.with_suffix(".tmp")
         self.clock, self.met = clock, 0.0
         self.step_seconds = self.host_seconds = None
         self.ended = self.written = 0.0
@@ -40,10 +41,9 @@ class Heartbeat(Callback):
         self.phase, self.written = phase, now
         sign = {"rank": self.rank, "pid": os.getpid(), "phase": phase, "step": self.step, "time": time.time(),
                 "memory_bytes": memory_bytes(), "step_seconds": self.step_seconds, "host_seconds": self.host_seconds}
-        temporary = self.path.with_suffix(".tmp")  # not fsynced: after a crash of the machine nobody asks for it
         with contextlib.suppress(OSError):  # what matters more will fail and say so
-            temporary.write_text(json.dumps(sign), encoding="utf-8")
-            os.replace(temporary, self.path)
+            self.temporary.write_text(json.dumps(sign), encoding="utf-8")
+            os.replace(self.temporary, self.path)  # not fsynced: after a crash of the machine nobody asks for it
 
     def on_train_step_begin(self, run_context):
         self.began = time.perf_counter()

@@ -26,7 +26,7 @@ class TensorBoard:
     """Scalars and texts of one run. Readers drop what the files of earlier starts say of steps after `last_step`.
 
     By tensorboardX's writer of events, not its SummaryWriter: that one sends each event through a queue between processes to a
-    thread, which takes a step's time from it ten times over, and hides a full disk.
+    thread, which takes several times as long, and hides a full disk.
     """
 
     def __init__(self, folder: Path, last_step: int):

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_POSITIVE = 10.0 ** np.arange(-12, 6.01, 0.125)  # an eighth of a decade: 145 buckets each way cover every number that trains
+_POSITIVE = 10.0 ** np.arange(-12, 6.01, 0.25)  # a quarter of a decade: 73 buckets each way cover every number that trains
 LIMITS = np.concatenate((-_POSITIVE[::-1], [0.0], _POSITIVE, [np.inf]))  # upper ends
 SAMPLE = 1024  # values of a tensor that are counted at most, evenly spread over it
 

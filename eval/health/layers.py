@@ -39,11 +39,6 @@ class Watched:
     share: float  # 1 / the number of ranks that hold the same values
 
 
-def copied(p: Parameter) -> np.ndarray:
-    """A parameter's values now: MindSpore's array may share its memory with the parameter, which the next step writes."""
-    return np.array(p.asnumpy(), np.float32)
-
-
 class LayerWatch:
     """Call `before` and `after` around a training step, on every rank.
 
@@ -58,11 +53,14 @@ class LayerWatch:
         self.names = layer_names(num_layers)
         self.layers = [layer_of(w.weight.name, num_layers) for w in watched]
         self.sees_gradients = all(w.moment1 is not None for w in watched)
-        self.copies: list[tuple[np.ndarray, np.ndarray | None]] = []
+        # Kept from look to look: fresh memory costs several times the copying.
+        self.copies = [[np.empty(p.shape, np.float32) for p in (w.weight, w.moment1) if p is not None] for w in watched]
 
     def before(self) -> None:
-        """Keep what the step will change."""
-        self.copies = [(copied(w.weight), copied(w.moment1) if self.sees_gradients else None) for w in self.watched]
+        """Keep what the step will change: MindSpore's arrays may share their memory with the parameters."""
+        for w, copies in zip(self.watched, self.copies, strict=True):
+            for p, copy in zip((w.weight, w.moment1), copies, strict=False):
+                np.copyto(copy, p.asnumpy())
 
     def after(self, scale: float | None, histograms: bool) -> tuple[dict[str, dict], dict[str, Histogram]]:
         """Each layer's norms over the step, and histograms of a sample of its gradients.
@@ -77,18 +75,21 @@ class LayerWatch:
         scale = scale if self.sees_gradients else None
         squares = np.zeros((len(self.names), 4))
         pictures = [Histogram.of(np.zeros(0)) for _ in self.names]
-        for w, layer, (weight, moment) in zip(self.watched, self.layers, self.copies, strict=True):
+        for w, layer, (weight, *moments) in zip(self.watched, self.layers, self.copies, strict=True):
             now = w.weight.asnumpy()
-            gradient = np.zeros(0, np.float32)
+            squares[layer, 1:3] += w.share * _squares(now), w.share * _squares(weight)
+            squares[layer, 3] += w.share * _squares(np.subtract(now, weight, out=weight))
             if scale:
-                gradient = (w.moment1.asnumpy() - self.beta1 * moment) * (scale / (1.0 - self.beta1))
-            squares[layer] += [w.share * _squares(x) for x in (gradient, now, now - weight, weight)]
-            if histograms and scale and w.share > 0:
-                pictures[layer] += Histogram.of(sample(gradient))
-        self.copies = []
+                gradient, = moments
+                gradient *= -self.beta1
+                gradient += w.moment1.asnumpy()
+                gradient *= scale / (1.0 - self.beta1)
+                squares[layer, 0] += w.share * _squares(gradient)
+                if histograms and w.share > 0:
+                    pictures[layer] += Histogram.of(sample(gradient))
         if self.everywhere:
             squares = collectives.gather(squares.reshape(-1)).sum(0).reshape(squares.shape)
-        gradient, now, update, before = np.sqrt(squares).T
+        gradient, now, before, update = np.sqrt(squares).T
         figures = {name: {"grad_norm": float(gradient[i]) if scale else None, "weight_norm": float(now[i]),
                           "update_ratio": float(update[i] / before[i]) if before[i] else None}
                    for i, name in enumerate(self.names)}

@@ -50,7 +50,7 @@ class LossWindow:
     def _score(self, loss: float) -> float | None:
         if len(self.normal) < MIN_HISTORY:
             return None
-        losses = np.asarray(self.normal)
+        losses = np.fromiter(self.normal, float, len(self.normal))
         x = np.arange(len(losses)) - len(losses)  # the step to be told is at 0
         centred = x - x.mean()
         slope = centred @ losses / (centred @ centred)  # least squares; np.polyfit takes twenty times as long

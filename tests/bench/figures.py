@@ -8,6 +8,7 @@
 `seek` prepares a synthetic text of 8 million words: some 600,000 samples, so that 10,000,000 lies in a later epoch.
 """
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -116,73 +117,75 @@ def smoke(folder: Path) -> None:
             print(f"  {key:26} {report[key]:.4g}")
 
 
-class Watched:
-    """Parts of a run that can be switched off and on again, and the time that they take."""
+class Part:
+    """A method of what watches a run: timed, and left out of a step where `on` says no."""
 
-    def __init__(self):
-        self.on, self.seconds = True, 0.0
-
-    def take(self, owner: object, name: str, otherwise=None) -> None:
-        """Call a method only while this is on, and count its time; else `otherwise` is what it gives."""
-        method = getattr(owner, name)
+    def __init__(self, owner: object, name: str, on=lambda: True, otherwise=None):
+        self.name, self.seconds, method = f"{type(owner).__name__}.{name}", [], getattr(owner, name)
 
         def timed(*arguments):
-            if not self.on:
+            if not on():
                 return otherwise
             began = time.perf_counter()
             try:
                 return method(*arguments)
             finally:
-                self.seconds += time.perf_counter() - began
+                self.seconds.append(time.perf_counter() - began)
         setattr(owner, name, timed)
 
 
-def monitors(folder: Path, rounds: int = 7, block: int = 50) -> None:
-    import mindspore.train
-
+def monitors(folder: Path, steps: int = 1000) -> None:
+    """What runs at each step is there at every second one: what those take more is its cost, cold caches and all. What runs
+    every log_every_steps or every_steps is timed where it runs."""
     from data.prepare import prepare
-    from train import run
+    from train import run  # before mindspore, as in `python -m train`
     from train.callbacks import gate
     from train.config import load_config
 
+    import mindspore.train  # isort: skip
+
     config = load_config(ROOT / "run_scripts" / "configs" / "smoke.yaml", [
         f"run.dir={folder}", f"data.prepared_dir={folder / 'prepared'}", "eval.stage.enabled=false", "eval.deep.enabled=false",
-        "ckpt.every_steps=1000000", "ckpt.every_minutes=null", f"train.log_every_steps={block // 2}",
-        f"train.stop_at_step={(2 * rounds + 1) * block}"])
+        "ckpt.every_steps=1000000", "ckpt.every_minutes=null", f"train.total_steps={steps}"])
     prepare(config.data)
-    watched, blocks = Watched(), []  # (on, seconds, seconds in what watches), a block each; the first one compiles
+    rare: list[Part] = []
 
-    class Switch(mindspore.train.Callback):
-        def __init__(self, health):
+    class Times(mindspore.train.Callback):
+        """Stands first and last: seconds of each step, from end to end."""
+
+        def __init__(self):
             super().__init__()
-            self.health, self.step = health, 0
+            self.on, self.ends = True, []
 
         def on_train_step_end(self, run_context):
-            self.step += 1
-            if self.step % block == 0:
-                now = time.perf_counter()
-                blocks.append((watched.on, now - self.began if self.step > block else None, watched.seconds))
-                watched.on, watched.seconds, self.health.step = not watched.on, 0.0, self.step
-                self.began = time.perf_counter()
+            self.ends.append(time.perf_counter())
+            self.on = len(self.ends) % 2 == 0
+
+    times = Times()
 
     class Model(mindspore.train.Model):
         def train(self, epoch, dataset, callbacks, **options):
             by_name = {type(callback).__name__: callback for callback in callbacks}
-            health, monitor = by_name["Health"], by_name["Monitor"]
-            parts = ((health, "on_train_step_begin"), (health, "on_train_step_end"), (health, "examine"), (gate, "batch_figures"),
-                     (by_name["Gate"].rules, "see"), (by_name["Heartbeat"], "beat"), *((sink, "write") for sink in monitor.sinks))
-            for owner, name in parts:
-                watched.take(owner, name, {} if owner is gate else None)
-            super().train(epoch, dataset, callbacks=[*callbacks, Switch(health)], **options)
+            health, monitor, heartbeat = by_name["Health"], by_name["Monitor"], by_name["Heartbeat"]
+            for owner, name, otherwise in ((gate, "all_valid", True), (heartbeat, "beat", None)):
+                Part(owner, name, lambda: times.on, otherwise)
+            rare.extend([Part(health.watch, "before"), Part(health, "look"), Part(health, "examine"),
+                         *(Part(sink, "write") for sink in monitor.sinks)])
+            # first, so that a step's own end is in its time, and what follows it too
+            super().train(epoch, dataset, callbacks=[*callbacks, times], **options)
 
     run.Model = Model
     run.run(config)
-    on, off = ([one for one in blocks if one[1] and one[0] == state] for state in (True, False))
-    pairs = [with_[1] / without[1] - 1 for with_, without in zip(on, off, strict=True)]
-    shares = [inside / seconds for _, seconds, inside in on]
-    print(f"{block} steps take {statistics.median(one[1] for one in off):.2f} s; what watches them "
-          f"{statistics.median(shares):.2%} ({min(shares):.2%} to {max(shares):.2%}); with and without in turn: "
-          f"{statistics.median(pairs):+.2%} ({min(pairs):+.2%} to {max(pairs):+.2%}) over {len(pairs)} pairs")
+    seconds = np.diff(times.ends)
+    bare = [i for i in range(len(seconds)) if (i + 2) % config.train.log_every_steps and (i + 2) % config.health.every_steps]
+    pairs = [seconds[i] - seconds[i + 1] for i in bare if i % 2 == 0 and i + 1 in bare and i > 20]
+    usual, each = statistics.median(seconds), statistics.median(pairs)
+    spread = 1.2533 * np.std([x for x in pairs if abs(x) < usual / 4]) / math.sqrt(len(pairs))
+    often = sum(sum(part.seconds) for part in rare) / steps
+    for part in rare:
+        print(f"  {part.name:20} {len(part.seconds):4} times {statistics.mean(part.seconds) * 1e3:6.2f} ms")
+    print(f"a step takes {usual * 1e3:.1f} ms; of it what watches at each step {each * 1e3:.2f} ms (+- {spread * 1e3:.2f}, "
+          f"{len(pairs)} pairs), what looks now and then {often * 1e3:.2f} ms: {(each + often) / usual:.2%}")
 
 
 if __name__ == "__main__":

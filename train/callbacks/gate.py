@@ -15,7 +15,7 @@ from data.verify import Verifier
 from eval.health.labels import breaks, wrong_labels
 from eval.health.rules.base import Event
 from eval.health.rules.config import RulesConfig
-from eval.health.rules.data import batch_figures
+from eval.health.rules.data import all_valid, batch_figures
 from eval.health.rules.engine import DATA_RULES, Bars
 from parallel import collectives
 from train.passed_over import Ledger, PassedOver
@@ -31,7 +31,7 @@ class Gate(Callback):
     that no step waits for it; only where a batch is passed over, and before the first step, ranks meet once more.
 
     Args:
-        rules: of level skip or stop; other levels are told of by the tier `health`, from the figures `read`.
+        rules: of level skip or stop; other levels are told of by the tier `health`, of what was `read`.
         reading: where in the order the run is.
         last_step: the step that this process starts after.
         ledger: of what is passed over.
@@ -46,10 +46,10 @@ class Gate(Callback):
         self.settings, self.ledger = rules, ledger
         self.tell: Callable[[list[Event]], None] = lambda events: None  # on rank 0
         self.reason: Callable[[], str] = lambda: "rank 0 says why"
-        self.read: dict = {}         # figures of the batch that the last step read
+        self.read: np.ndarray | None = None  # the tokens of the batch that the last step read
         self.rank_seconds: dict = {}  # what the ranks' hosts spent before it
         self.source: Iterator | None = None
-        self.held, self.figures, self.event, self.left = None, {}, None, 0
+        self.held, self.coming, self.tokens, self.event, self.left = None, None, None, None, 0
 
     @property
     def found(self) -> int:
@@ -80,13 +80,16 @@ class Gate(Callback):
         if self.held is None:
             raise StopIteration
         element, self.held = self.held, None
+        self.coming = next(self.source, None)  # now, that the pipeline's Python refills its queue while the step computes
         return element
 
     def look(self) -> None:
         """Take the next batch in hand, and hold it against the rules."""
-        self.held, self.event = next(self.source), None
-        self.figures = batch_figures(self.held[0].asnumpy(), self.vocab_size)
-        self.event = self.rules.see({"step": self.step + 1, **self.figures})
+        self.held, self.coming, self.event = self.coming or next(self.source), None, None
+        self.tokens = self.held[0].asnumpy()
+        # All figures only where a rule asks: what runs once a step finds the processor's caches full of the step.
+        if self.rules.hold_valid or not all_valid(self.tokens, self.vocab_size):
+            self.event = self.rules.see({"step": self.step + 1, **batch_figures(self.tokens, self.vocab_size)})
 
     def heed(self, wish: Wish) -> Wish:
         """What all ranks have found in the batch that comes next. Returns their wish, which may have become to halt."""
@@ -134,7 +137,7 @@ class Gate(Callback):
 
     def on_train_step_end(self, run_context):
         self.step += 1
-        self.read, self.left = {**self.figures, **self.rank_seconds}, self.left - 1
+        self.read, self.left = self.tokens, self.left - 1
         self.event = None
         if self.left:
             self.look()
@@ -179,7 +182,7 @@ class Start(Callback):
 
     def faults(self, tokens: np.ndarray, places: np.ndarray) -> tuple[float, float]:
         """The shares of wrong labels, and of samples that are not the text's, in this rank's batch int32 [samples, seq + 1]."""
-        if self.gate.settings.label_shift.level == "off" or self.gate.figures["invalid_tokens"]:
+        if self.gate.settings.label_shift.level == "off" or not all_valid(tokens, self.gate.vocab_size):
             return 0.0, 0.0  # tokens that are none have a rule of their own
         numbers = self.order.at(places)[self.dp_rank * len(tokens):][:len(tokens)]
         last = self.order.num_samples - 1

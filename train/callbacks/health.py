@@ -13,6 +13,7 @@ from eval.health.layers import LayerWatch, Watched
 from eval.health.losses import LossWindow
 from eval.health.probe import Probe, probe_ids
 from eval.health.rules.base import Event, Facts
+from eval.health.rules.data import batch_figures
 from eval.health.rules.engine import Rules
 from eval.metrics import unigram_losses
 from model.gpt import GPT
@@ -47,7 +48,7 @@ class Health(Callback):
         self.tell: Callable[[list[Event]], None] = lambda events: None
         self.roll_back: RollBack | None = None
         self.layers: dict[int, dict] = {}  # step -> layer -> figures, until its row comes by
-        self.batches: dict[int, dict] = {}  # step -> figures of what it read (eval.health.rules.data), likewise
+        self.batches: dict[int, tuple[np.ndarray, dict]] = {}  # step -> what it read, and what the ranks' hosts spent, likewise
 
     def due(self, step: int) -> bool:
         """Whether this step is looked at."""
@@ -86,7 +87,7 @@ class Health(Callback):
     def on_train_step_end(self, run_context):
         self.step += 1
         if self.rules and self.gate:
-            self.batches[self.step] = self.gate.read
+            self.batches[self.step] = self.gate.read, self.gate.rank_seconds
         if self.watch and self.due(self.step):
             with self.clock.measure("fetch"):  # on an asynchronous device this waits for the step itself
                 _, norm, _, overflow, *_ = (x.asnumpy().item() for x in run_context.original_args().net_outputs)
@@ -110,7 +111,9 @@ class Health(Callback):
         """Follow the loss; add `health` to the rows of the steps that were looked at; tell what rules are broken."""
         for row in rows:
             self.window.add(row["loss"], row["overflow"])
-            row |= self.batches.pop(row["step"], {})
+            if row["step"] in self.batches:
+                tokens, seconds = self.batches.pop(row["step"])
+                row |= batch_figures(tokens, self.config.model.vocab_size) | seconds
             if self.due(row["step"]):
                 row["health"] = {**self.window.figures(), "lr_expected": learning_rate(self.config.train, row["step"] - 1),
                                  "layers": self.layers.pop(row["step"], {})}

@@ -1,13 +1,15 @@
 """The figures of each step, to the console, metrics.jsonl and TensorBoard."""
 import resource
+from pathlib import Path
 from typing import Protocol
 
 import mindspore as ms
-import psutil
 from mindspore.train import Callback
 
 from data.order import Reading
 from train.clock import Clock
+
+STATM = Path("/proc/self/statm")  # psutil, which reads it too, takes ten times as long
 
 
 def peak_memory_bytes() -> int:
@@ -20,7 +22,7 @@ def peak_memory_bytes() -> int:
 def memory_bytes() -> int:
     """The memory that this process holds now, of the same kind."""
     if ms.get_context("device_target") == "CPU":
-        return psutil.Process().memory_info().rss
+        return int(STATM.read_text().split()[1]) * resource.getpagesize()
     return int(ms.runtime.memory_allocated())
 
 

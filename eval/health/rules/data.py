@@ -9,10 +9,15 @@ from eval.health.rules.base import Facts, Rule
 from eval.health.rules.config import RuleConfig
 
 
+def all_valid(tokens: np.ndarray, vocab_size: int) -> bool:
+    """Whether the vocabulary has each of int32 [...]."""
+    return bool(tokens.view(np.uint32).max() < vocab_size)  # a negative one is larger than any
+
+
 def batch_figures(tokens: np.ndarray, vocab_size: int) -> dict[str, float]:
     """Of int32 [samples, seq + 1]: batch_crc (CRC-32), top_token_share (of what is no padding), padding_share, invalid_tokens."""
     valid = tokens.reshape(-1)
-    if valid.min() < 0 or valid.max() >= vocab_size:
+    if not all_valid(valid, vocab_size):
         valid = valid[(valid >= 0) & (valid < vocab_size)]
     counts = np.bincount(valid, minlength=vocab_size)
     padding = int(counts[PAD_ID])

@@ -46,6 +46,11 @@ class Bars:
         settings = {name: getattr(config, name) for name in DATA_RULES}
         self.rules = {name: (one, DATA_RULES[name](one, None)) for name, one in settings.items() if one.level in BARS}
 
+    @property
+    def hold_valid(self) -> bool:
+        """Whether one may hold of a batch all whose tokens are valid."""
+        return any(name != "corrupt_data" for name in self.rules)
+
     def see(self, row: dict) -> Event | None:
         """What a batch's figures break first, if anything; the row has the step that would read it."""
         found = [(name, setting.level, message) for name, (setting, rule) in self.rules.items() if (message := rule.see(row))]

@@ -1,6 +1,6 @@
 """Rules over the figures of every step."""
+from bisect import bisect_left, insort
 from collections import deque
-from statistics import median
 
 import numpy as np
 
@@ -17,11 +17,20 @@ class WindowRule(Rule):
     def __init__(self, setting: RuleConfig, facts: Facts):
         super().__init__(setting, facts)
         self.values: deque[float] = deque(maxlen=max(self.window, FEWEST))
+        self.ordered: list[float] = []
+
+    def keep(self, value: float) -> None:
+        """The next of the values."""
+        if len(self.values) == self.values.maxlen:
+            self.ordered.pop(bisect_left(self.ordered, self.values[0]))
+        self.values.append(value)
+        insort(self.ordered, value)
 
     @property
     def usual(self) -> float:
         """The median; 0 until there are enough."""
-        return median(self.values) if len(self.values) >= FEWEST else 0.0
+        n = len(self.ordered)
+        return 0.5 * (self.ordered[(n - 1) // 2] + self.ordered[n // 2]) if n >= FEWEST else 0.0
 
 
 class LossSpike(Rule):
@@ -48,10 +57,11 @@ class LossVariance(Rule):
         self.losses.append(row["loss"])
         if len(self.losses) < self.losses.maxlen:
             return None
-        before, now = (self._spread(part) for part in np.split(np.array(self.losses), 2))
+        losses, half = np.fromiter(self.losses, float), len(self.losses) // 2
+        before, now = self._spread(losses[:half]), self._spread(losses[half:])
         if now < self.limit * max(before, 1e-3):
             return None
-        return (f"the loss's spread over {len(self.losses) // 2} steps grew from {before:.3f} to {now:.3f}. Lower train.lr, or "
+        return (f"the loss's spread over {half} steps grew from {before:.3f} to {now:.3f}. Lower train.lr, or "
                 "raise train.global_batch_size")
 
     @staticmethod
@@ -88,7 +98,7 @@ class GradientExplosion(WindowRule):
         if usual and norm > self.limit * usual:
             return (f"the gradient's norm is {norm:.3g}, {norm / usual:.0f} times the usual {usual:.3g}. Look at the data of "
                     "this step; keep train.clip_norm near the usual norm")
-        self.values.append(norm)
+        self.keep(norm)
         return None
 
 
@@ -102,7 +112,7 @@ class GradientVanishing(WindowRule):
         if norm == 0 or norm < self.limit * usual:
             return (f"the gradient's norm is {norm:.3g}, usually {usual:.3g}: hardly anything is learned. Look at the layers' "
                     "gradients and saturation; check the initialisation and the loss scale")
-        self.values.append(norm)
+        self.keep(norm)
         return None
 
 
@@ -127,7 +137,7 @@ class OverflowRate(WindowRule):
     """Share of the steps that were skipped."""
 
     def see(self, row: dict) -> str | None:
-        self.values.append(row["overflow"])
+        self.keep(row["overflow"])
         rate = sum(self.values) / len(self.values)
         if len(self.values) < self.values.maxlen or rate <= self.limit:
             return None
@@ -158,7 +168,7 @@ class Throughput(WindowRule):
         speed, usual = row["tokens_per_second"], self.usual
         if not finite(speed):
             return None
-        self.values.append(speed)
+        self.keep(speed)
         if speed >= self.limit * usual:
             return None
         return (f"{speed:,.0f} tokens/s, usually {usual:,.0f}. See data_wait, other loads on the machine, and "
