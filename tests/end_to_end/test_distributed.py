@@ -62,6 +62,7 @@ def test_two_workers_train_what_one_does(whole, tiny):
     assert reports[1]["world_size"] == 2 and reports[1]["mesh"] == {"dp": 2, "tp": 1, "pp": 1}
 
 
+@pytest.mark.long
 def test_stopping_and_resuming_with_two_workers(whole, tiny_yaml, tmp_path):
     common = ("train.total_steps=60", "ckpt.every_steps=4", "eval.stage.every=0.1")
     launch(tiny_yaml, tmp_path, *common, "train.stop_at_step=30")
@@ -69,6 +70,7 @@ def test_stopping_and_resuming_with_two_workers(whole, tiny_yaml, tmp_path):
     same_run(whole, tmp_path / "tiny")
 
 
+@pytest.mark.long
 def test_killing_both_workers_changes_nothing(whole, tiny_yaml, tmp_path):
     common = ("train.total_steps=60", "ckpt.every_steps=4", "eval.stage.every=0.1")
     process = start(tiny_yaml, tmp_path, *common)
