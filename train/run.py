@@ -22,6 +22,7 @@ from ckpt.saver import Saver
 from data.dataset import train_dataset
 from data.manifest import Manifest, load_manifest
 from data.order import Places, Reading, SampleOrder
+from model import cpu
 from model.init import initial_value, initialize
 from parallel import collectives, config_file, context
 from parallel.cost.parameters import all_parameters, parameter_count
@@ -239,6 +240,8 @@ class Training:
             return
         if c.eval.deep.enabled and self.mesh.tp * self.mesh.pp > 1:
             self.notes.append("eval.deep: a model that is cut over tp or pp writes no texts in this version")
+        if self.gpt.on_cpu and (problem := cpu.library.problem()):
+            self.notes.append(f"slower CPU kernels than could be: no C++ compiler made ours ({problem}); install g++, or set CXX")
         tokens = t.global_batch_size * c.data.seq_length
         train_set = self.manifest.sets["train"]
         console.header([
