@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("run_distributed.sh", "run_standalone.sh", "run_tests.sh", "tensorboard.sh")
+SCRIPTS = ("bench.sh", "run_distributed.sh", "run_standalone.sh", "run_tests.sh", "tensorboard.sh")
 
 FAKE_PYTHON = r"""#!/usr/bin/env bash
 case "$1 $2" in
@@ -164,3 +164,9 @@ def test_tensorboard_finds_the_run(project):
     assert project.run("tensorboard.sh", "smoke", "--port", "1")[0] == 0
     folder = f"<{project.root}/runs/smoke>"
     assert project.called()[-5:] == ["<tensorboard.main>", "<--logdir>", folder, "<--port>", "<1>"]
+
+
+def test_the_benchmark_has_its_extra(project):
+    assert project.run("bench.sh", "--quick")[0] == 0
+    assert project.called() == ["venv", f"pip install -e .[bench] in {project.root}", f"start in {project.elsewhere}",
+                                f"<{project.root}/tests/bench/bench.py>", "<--quick>"]

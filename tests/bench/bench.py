@@ -1,0 +1,149 @@
+"""What a run costs on this machine, as a table: the step against PyTorch, start and compilation, shares of a whole run.
+
+    bash run_scripts/bench.sh [--quick] [--out FOLDER]
+
+Everything that is compared runs in turn, A B A B, by the commands that users run, all monitors on. --quick: one round, the
+smaller model, short runs. FOLDER (runs/bench) gets bench.json and bench.md. The machine should do nothing else.
+"""
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# layers x hidden: heads, seq, samples a step
+SIZES = {"4 x 256": (4, 256, 4, 256, 8), "6 x 512": (6, 512, 8, 512, 4)}
+VOCAB = 8192
+NO_COMPILER = {"CXX": "/nonexistent"}  # the pure form of the CPU's cells
+
+
+def train(folder: Path, name: str, overrides: list[str], env: dict[str, str] | None = None) -> dict:
+    """report.json of a run by the training command, with "wall_seconds", and "rows", what metrics.jsonl has."""
+    command = [sys.executable, "-m", "train", "--config", str(ROOT / "run_scripts" / "configs" / "smoke.yaml"), "--set",
+               f"run.dir={folder}", f"run.name={name}", "ckpt.resume=none", *overrides]
+    began = time.perf_counter()
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "GLOG_v": "3", **(env or {})})
+    wall = time.perf_counter() - began
+    report = json.loads((folder / name / "report.json").read_text())
+    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    return {**report, "wall_seconds": wall, "rows": rows}
+
+
+def model(size: str, folder: Path) -> list[str]:
+    """Overrides for a model, its data in a folder of its own."""
+    layers, hidden, heads, seq, batch = SIZES[size]
+    return [f"model.num_layers={layers}", f"model.hidden_size={hidden}", f"model.num_heads={heads}", f"model.seq_length={seq}",
+            f"data.seq_length={seq}", f"data.tokenizer.vocab_size={VOCAB}", f"data.prepared_dir={folder / f'prepared-{seq}'}",
+            f"train.global_batch_size={batch}"]
+
+
+def our_step(size: str, folder: Path, steps: int, name: str, env: dict[str, str] | None = None) -> float:
+    """Seconds of a step, the median over the log intervals."""
+    report = train(folder, name, [*model(size, folder), f"train.stop_at_step={steps}", "train.log_every_steps=5",
+                                  "eval.stage.enabled=false", "eval.deep.enabled=false", "ckpt.every_steps=1000000",
+                                  "ckpt.every_minutes=null"], env)
+    return statistics.median(row["step_seconds"] for row in report["rows"] if row["step"] > 10)
+
+
+def peer_step(size: str, steps: int) -> float:
+    """Seconds of the peer's step, the median after five."""
+    layers, hidden, heads, seq, batch = SIZES[size]
+    command = [sys.executable, str(Path(__file__).with_name("peer_torch.py")),
+               *map(str, (layers, hidden, heads, VOCAB, seq, batch, steps))]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return statistics.median(json.loads(out)["step_seconds"][5:])
+
+
+def steps(folder: Path, quick: bool) -> list[dict]:
+    """The step of both forms and of the peer, in turn."""
+    found, count = [], 30 if quick else 60
+    for size in list(SIZES)[:1 if quick else None]:
+        layers, hidden, heads, seq, batch = SIZES[size]
+        flops = batch * seq * (6 * (12 * layers * hidden**2 + VOCAB * hidden) + 12 * layers * seq * hidden)
+        rounds: dict[str, list[float]] = {"compiled": [], "pure": [], "torch": []}
+        for r in range(1 if quick else 3):
+            rounds["compiled"].append(our_step(size, folder, count, f"compiled-{r}"))
+            rounds["torch"].append(peer_step(size, count))
+            rounds["pure"].append(our_step(size, folder, count, f"pure-{r}", NO_COMPILER))
+        for form in ("compiled", "pure"):
+            ratios = [theirs / ours for theirs, ours in zip(rounds["torch"], rounds[form], strict=True)]
+            ours, theirs = statistics.median(rounds[form]), statistics.median(rounds["torch"])
+            found.append({"model": f"{size}, seq {seq}", "form": form, "tokens_per_second": batch * seq / ours,
+                          "torch_tokens_per_second": batch * seq / theirs, "gflops": flops / ours / 1e9,
+                          "ratio": statistics.median(ratios), "ratios": ratios})
+    return found
+
+
+def starts(folder: Path, quick: bool) -> list[dict]:
+    """From the command to the end of the first step, by depth."""
+    common = ["train.stop_at_step=1", "eval.stage.enabled=false", "eval.deep.enabled=false", "ckpt.every_steps=1000000",
+              f"data.prepared_dir={folder / 'prepared'}"]
+    found = []
+    for layers in (4, 12) if quick else (4, 12, 24, 48):
+        report = train(folder, f"depth-{layers}", [f"model.num_layers={layers}", *common])
+        found.append({"layers": layers, "wall_seconds": report["wall_seconds"], "compile_seconds": report["compile_seconds"],
+                      "peak_memory_bytes": report["peak_memory_bytes"]})
+    return found
+
+
+def whole(folder: Path, quick: bool) -> dict:
+    """Where the time of the smoke run goes."""
+    report = train(folder, "whole", [f"data.prepared_dir={folder / 'prepared'}", *["train.total_steps=100"] * quick])
+    keys = ("steps", "tokens_per_second", "eval_time_fraction", "health_time_fraction", "checkpoint_time_fraction",
+            "data_wait_fraction", "peak_memory_bytes", "wall_seconds")
+    return {key: report[key] for key in keys}
+
+
+def table(result: dict) -> str:
+    """As Markdown."""
+    lines = ["| model | CPU operators | tokens/s | PyTorch eager, tokens/s | ratio, median (each round) | GFLOP/s |",
+             "|---|---|---|---|---|---|"]
+    for one in result["steps"]:
+        cells = (one["model"], one["form"], f"{one['tokens_per_second']:,.0f}", f"{one['torch_tokens_per_second']:,.0f}",
+                 f"{one['ratio']:.2f} ({', '.join(f'{r:.2f}' for r in one['ratios'])})", f"{one['gflops']:.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| layers, hidden 128 | command to end of step 1, s | compiling, s | peak memory, GB |", "|---|---|---|---|"]
+    for one in result["starts"]:
+        memory = f"{one['peak_memory_bytes'] / 1e9:.2f}"
+        lines.append(f"| {one['layers']} | {one['wall_seconds']:.1f} | {one['compile_seconds']:.1f} | {memory} |")
+    w = result["whole"]
+    lines += ["", f"Smoke run, {w['steps']} steps in {w['wall_seconds']:.0f} s at {w['tokens_per_second']:,.0f} tokens/s: "
+              f"evaluation {w['eval_time_fraction']:.1%} of the time, looking at layers {w['health_time_fraction']:.1%}, "
+              f"checkpoints {w['checkpoint_time_fraction']:.1%}, waiting for data {w['data_wait_fraction']:.1%}; "
+              f"{w['peak_memory_bytes'] / 1e9:.2f} GB at most.",
+              "", f"{result['machine']}; {result['versions']}; `{result['command']}`."]
+    return "\n".join(lines) + "\n"
+
+
+def processor() -> str:
+    """Its name and how many cores this process may use."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("bash run_scripts/bench.sh", description="What a run costs on this machine.")
+    parser.add_argument("--quick", action="store_true", help="one round, the smaller model, short runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench", help="folder for bench.json and bench.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        result = {"machine": processor(), "versions": ", ".join(f"{p} {version(p)}" for p in ("mindspore", "numpy", "torch")),
+                  "command": "bash run_scripts/bench.sh" + " --quick" * options.quick,
+                  **{part.__name__: part(folder, options.quick) for part in (steps, starts, whole)}}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.out / "bench.md").write_text(table(result))
+    print(table(result), end="")
+
+
+if __name__ == "__main__":
+    main()
