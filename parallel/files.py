@@ -1,6 +1,8 @@
 """Writing that survives a crash: data reaches the disk before its name does; and where the cache is."""
 import hashlib
 import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from parallel.errors import UserError
@@ -45,6 +47,12 @@ def cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "mindgpt"
     except RuntimeError as error:  # no HOME and no such user
         raise UserError(f"no folder for a cache ({error}): set XDG_CACHE_HOME") from error
+
+
+def keep_newest(folders: Iterable[Path], count: int) -> None:
+    """Remove all but so many of some folders of a cache, those that were used longest ago."""
+    for old in sorted(folders, key=lambda folder: folder.stat().st_mtime)[:-count]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def sha256(path: Path) -> str:

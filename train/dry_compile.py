@@ -1,9 +1,7 @@
 """Compile the graphs of ranks with no device, and keep them: the same config and the same code are not compiled twice."""
-import ast
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +10,11 @@ from pathlib import Path
 
 from parallel import config_file
 from parallel.dry_run.pool import Outcome, compile_ranks
-from parallel.files import cache_folder
+from parallel.files import cache_folder, keep_newest
 from parallel.lockstep import mindir
 from train.config import RunConfig
+from train.sources import ROOT, contents
 
-ROOT = Path(__file__).parents[1]
 KEPT = 64  # compiled plans in the cache; the oldest go first
 
 
@@ -56,7 +54,7 @@ def compile_plan(config: RunConfig, world_size: int, ranks: Sequence[int], kinds
         if failed:
             raise CompileError(f"rank {failed[0].rank} does not compile: {failed[0].error}\n  its log: {failed[0].log}")
     os.utime(folder)
-    _forget(folder)
+    keep_newest(folder.parent.glob("graphs-*"), KEPT)
     return folder
 
 
@@ -74,26 +72,6 @@ def _stem(folder: Path, rank: int, kind: str, suffix: str) -> Path:
 def _key(config: RunConfig, world_size: int) -> str:
     """Of everything that the graphs depend on: the config, MindSpore's version, and the sources that a compilation imports."""
     content = hashlib.sha256(f"{version('mindspore')} {world_size}\n{config_file.dump(config)}".encode())
-    for source in sorted(_imported(ROOT / "train" / "compile_rank.py", set())):
-        content.update(source.read_bytes())
+    for source in contents(ROOT / "train" / "compile_rank.py"):
+        content.update(source)
     return content.hexdigest()[:20]
-
-
-def _imported(source: Path, found: set[Path]) -> set[Path]:
-    """A source of ours and all of ours that it imports, and so on."""
-    if source in found or not source.exists():
-        return found
-    found.add(source)
-    for node in ast.walk(ast.parse(source.read_bytes())):
-        if isinstance(node, ast.ImportFrom):
-            module = ROOT.joinpath(*node.module.split("."))
-            for path in (module.with_suffix(".py"), *(module / f"{name.name}.py" for name in node.names)):
-                _imported(path, found)
-    return found
-
-
-def _forget(current: Path) -> None:
-    """Remove the plans that were used longest ago."""
-    plans = sorted((p for p in current.parent.glob("graphs-*") if p != current), key=lambda p: p.stat().st_mtime)
-    for old in plans[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)

@@ -30,7 +30,7 @@ from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.layout import plain
 from parallel.mesh import Mesh
-from train import console, passed_over, state
+from train import compile_cache, console, passed_over, state
 from train.build import build_gpt, build_train_step, compiled, is_sharded, lack_of_kernels
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.health import build_health
@@ -63,7 +63,10 @@ def run(config: RunConfig) -> bool:
     rank, world_size = context.start()
     mesh, num_micro_batches = plan(config, world_size, rank)
     manifest = load_manifest(config.data)
-    training = Training(resolve_vocab_size(config, manifest), mesh, num_micro_batches, manifest)
+    config = resolve_vocab_size(config, manifest)
+    if config.run.compile_cache:
+        compile_cache.use(config, mesh, num_micro_batches, manifest, ms.get_context("device_target"))
+    training = Training(config, mesh, num_micro_batches, manifest)
     training.start_or_resume()
     training.agree()
     training.header()

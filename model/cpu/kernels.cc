@@ -116,13 +116,26 @@ T* at(void** params, int i) { return static_cast<T*>(params[i]); }
 
 }  // namespace
 
-#define OPERATOR(name) \
-  extern "C" int name(int, void** params, [[maybe_unused]] int* ndims, int64_t** shapes, const char**, void*, void*)
+// Anything but float32, or int32 where `ints` has a bit for the input, is refused: MindSpore hands over whatever there is.
+static bool accepted(int count, const char** dtypes, unsigned ints) {
+  for (int i = 0; i < count; ++i)
+    if (std::strcmp(dtypes[i], ints >> i & 1 ? "int32" : "float32")) return false;
+  return true;
+}
+
+#define OPERATOR(name, ints)                                                                                    \
+  static void name##_of(void** params, int* ndims, int64_t** shapes);                                           \
+  extern "C" int name(int count, void** params, int* ndims, int64_t** shapes, const char** dtypes, void*, void*) { \
+    if (!accepted(count, dtypes, ints)) return 1;                                                               \
+    name##_of(params, ndims, shapes);                                                                           \
+    return 0;                                                                                                   \
+  }                                                                                                             \
+  static void name##_of(void** params, [[maybe_unused]] int* ndims, int64_t** shapes)
 
 extern "C" void set_threads(int threads) { Pool::get().resize(threads); }
 
 // x -> y, of any shape
-OPERATOR(gelu) {
+OPERATOR(gelu, 0) {
   int64_t size = 1;
   for (int i = 0; i < ndims[0]; ++i) size *= shapes[0][i];
   const float* x = at<const float>(params, 0);
@@ -130,11 +143,10 @@ OPERATOR(gelu) {
   Pool::get().run(size, 1, [&](int, int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) y[i] = x[i] / (1.0f + fast_exp(-x[i] * (x[i] * x[i] * kGelu3 + kGelu1)));
   });
-  return 0;
 }
 
 // x, dy -> dx
-OPERATOR(gelu_grad) {
+OPERATOR(gelu_grad, 0) {
   int64_t size = 1;
   for (int i = 0; i < ndims[0]; ++i) size *= shapes[0][i];
   const float *x = at<const float>(params, 0), *dy = at<const float>(params, 1);
@@ -145,11 +157,10 @@ OPERATOR(gelu_grad) {
       dx[i] = dy[i] * (s + v * s * (1.0f - s) * (3.0f * kGelu3 * square + kGelu1));
     }
   });
-  return 0;
 }
 
 // x [rows, n], weight [n], bias [n], eps [1] -> y [rows, n], mean and 1 / standard deviation [rows, 2]
-OPERATOR(layer_norm) {
+OPERATOR(layer_norm, 0) {
   const int64_t rows = shapes[0][0], n = shapes[0][1];
   const float *x = at<const float>(params, 0), *w = at<const float>(params, 1), *b = at<const float>(params, 2);
   const float eps = *at<const float>(params, 3);
@@ -164,11 +175,10 @@ OPERATOR(layer_norm) {
     for (int64_t i = 0; i < n; ++i) o[i] = (a[i] - mean) * scale * w[i] + b[i];
     moments[2 * r] = mean, moments[2 * r + 1] = scale;
   });
-  return 0;
 }
 
 // x [rows, n], weight [n], moments [rows, 2], dy [rows, n] -> dx [rows, n], dweight [n], dbias [n]
-OPERATOR(layer_norm_grad) {
+OPERATOR(layer_norm_grad, 0) {
   const int64_t rows = shapes[0][0], n = shapes[0][1];
   const float *x = at<const float>(params, 0), *w = at<const float>(params, 1), *moments = at<const float>(params, 2);
   const float* dy = at<const float>(params, 3);
@@ -195,11 +205,10 @@ OPERATOR(layer_norm_grad) {
     dw[i] = db[i] = 0.0f;
     for (int part = 0; part < threads; ++part) dw[i] += sums[2 * n * part + i], db[i] += sums[2 * n * part + n + i];
   }
-  return 0;
 }
 
 // x [rows, n] -> the sum over rows [n]
-OPERATOR(column_sum) {
+OPERATOR(column_sum, 0) {
   const int64_t rows = shapes[0][0], n = shapes[0][1];
   const float* x = at<const float>(params, 0);
   float* y = at<float>(params, 1);
@@ -208,11 +217,10 @@ OPERATOR(column_sum) {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = first; i < last; ++i) y[i] += x[r * n + i];
   });
-  return 0;
 }
 
 // scores [batch, heads, t, t], scale [1] -> softmax(scale * scores) over what a row may see, 0 beyond
-OPERATOR(causal_softmax) {
+OPERATOR(causal_softmax, 0) {
   const int64_t t = shapes[0][3], rows = shapes[0][0] * shapes[0][1] * t;
   const float *scores = at<const float>(params, 0), scale = *at<const float>(params, 1);
   float* p = at<float>(params, 2);
@@ -224,11 +232,10 @@ OPERATOR(causal_softmax) {
     for (int64_t i = 0; i < n; ++i) y[i] /= sum;
     std::fill(y + n, y + t, 0.0f);
   });
-  return 0;
 }
 
 // p, dp [batch, heads, t, t], scale [1] -> the gradient of the scores
-OPERATOR(causal_softmax_grad) {
+OPERATOR(causal_softmax_grad, 0) {
   const int64_t t = shapes[0][3], rows = shapes[0][0] * shapes[0][1] * t;
   const float *p = at<const float>(params, 0), *dp = at<const float>(params, 1), scale = *at<const float>(params, 2);
   float* ds = at<float>(params, 3);
@@ -240,12 +247,11 @@ OPERATOR(causal_softmax_grad) {
     for (int64_t i = 0; i < n; ++i) y[i] = a[i] * (d[i] - sum) * scale;
     std::fill(y + n, y + t, 0.0f);
   });
-  return 0;
 }
 
 // logits [rows, n], labels int32 [rows], vocabulary int32 [1] (columns beyond it are padding)
 // -> losses [rows] (NaN where there is no such label), 1 where the label is likeliest [rows], the losses' gradient by the logits [rows, n]
-OPERATOR(cross_entropy) {
+OPERATOR(cross_entropy, 0b110) {
   const int64_t rows = shapes[0][0], n = shapes[0][1], vocabulary = *at<const int32_t>(params, 2);
   const float* logits = at<const float>(params, 0);
   const int32_t* labels = at<const int32_t>(params, 1);
@@ -265,11 +271,10 @@ OPERATOR(cross_entropy) {
     hits[r] = a[label] == highest;
     g[label] -= 1.0f;
   });
-  return 0;
 }
 
 // x [batch * t, heads * d] -> [batch, heads, t, d]
-OPERATOR(split_heads) {
+OPERATOR(split_heads, 0) {
   const int64_t batch = shapes[1][0], heads = shapes[1][1], t = shapes[1][2], d = shapes[1][3];
   const float* x = at<const float>(params, 0);
   float* y = at<float>(params, 1);
@@ -277,11 +282,10 @@ OPERATOR(split_heads) {
     for (int64_t h = 0; h < heads; ++h)
       std::memcpy(y + ((r / t * heads + h) * t + r % t) * d, x + (r * heads + h) * d, d * sizeof(float));
   });
-  return 0;
 }
 
 // x [batch, heads, t, d] -> [batch * t, heads * d]
-OPERATOR(merge_heads) {
+OPERATOR(merge_heads, 0) {
   const int64_t batch = shapes[0][0], heads = shapes[0][1], t = shapes[0][2], d = shapes[0][3];
   const float* x = at<const float>(params, 0);
   float* y = at<float>(params, 1);
@@ -289,5 +293,4 @@ OPERATOR(merge_heads) {
     for (int64_t h = 0; h < heads; ++h)
       std::memcpy(y + (r * heads + h) * d, x + ((r / t * heads + h) * t + r % t) * d, d * sizeof(float));
   });
-  return 0;
 }

@@ -94,3 +94,11 @@ def test_a_label_that_is_none_has_no_loss():
     square, labels = Tensor(np.eye(4, dtype=np.float32)), Tensor(np.array([0, -1, 3, 2**31 - 1], np.int32))
     losses, hits, _ = compiled.HeadLoss(3, 1)(square, square, labels)
     assert np.isnan(losses.asnumpy()[1:]).all() and np.isfinite(losses.asnumpy()[0]) and hits.asnumpy().tolist() == [1, 0, 0, 0]
+
+
+def test_another_format_is_refused():
+    """Float16 would be read as if it were float32."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    x = Tensor(np.ones((4, 4), np.float16))
+    with pytest.raises(RuntimeError):
+        compiled.Gelu()(x)[0].asnumpy()
