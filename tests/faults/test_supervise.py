@@ -161,7 +161,7 @@ def test_signs_of_life(tmp_path):
 
 
 KILLS = int(os.environ.get("MINDGPT_KILLS", "2"))
-STEPS = 60 * KILLS  # more than are done between so many kills
+STEPS = max(200, 60 * KILLS)  # seven epochs, and more than are done between so many kills
 
 
 def test_killed_at_random_moments_the_run_ends_as_if_undisturbed(tiny, tiny_yaml, tmp_path):

