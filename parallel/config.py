@@ -11,7 +11,7 @@ class Section(BaseModel):
 
 
 class TopologyConfig(Section):
-    """The machines that a plan is meant for; only estimates and the check of memory read it.
+    """The machines that a plan is meant for; only estimates, the check of memory and fusion_mb=auto read it.
 
     The defaults are what data sheets say of nodes with eight Ascend 910B of 64 GB; nothing here was measured.
     """
@@ -44,5 +44,7 @@ class ParallelConfig(Section):
         "none", description="activations computed again in the backward pass: selective: attention's scores; full: whole blocks")
     recompute_layers: Literal["all"] | Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = Field(
         "all", description="indices of the blocks that recompute")
-    fusion_mb: int = Field(32, ge=0, description="gradient and parameter collectives are fused up to this size; 0: not")
+    fusion_mb: Literal["auto"] | NonNegativeInt = Field(
+        "auto", description="gradient and parameter collectives are fused up to this size; 0: not; auto: with which the estimate "
+                            "for `topology` is shortest")
     topology: TopologyConfig = TopologyConfig()

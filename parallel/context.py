@@ -5,9 +5,8 @@ import mindspore as ms
 from mindspore import communication, nn
 from mindspore.parallel.auto_parallel import AutoParallel
 
-from parallel.config import ParallelConfig
+from parallel.cost.sizes import Plan
 from parallel.errors import UserError
-from parallel.mesh import Mesh
 
 
 def is_distributed() -> bool:
@@ -33,7 +32,7 @@ def start() -> tuple[int, int]:
     return rank, size
 
 
-def auto_parallel(cell: nn.Cell, mesh: Mesh, config: ParallelConfig, dataset_strategy: tuple) -> AutoParallel:
+def auto_parallel(cell: nn.Cell, plan: Plan, dataset_strategy: tuple) -> AutoParallel:
     """The cell under MindSpore's semi-automatic parallelism: its compiler cuts it as the primitives' strategies say.
 
     Args:
@@ -42,11 +41,11 @@ def auto_parallel(cell: nn.Cell, mesh: Mesh, config: ParallelConfig, dataset_str
     """
     parallel = AutoParallel(cell, parallel_mode="semi_auto")
     parallel.dataset_strategy(dataset_strategy)
-    if mesh.pp > 1:
-        parallel.pipeline(stages=mesh.pp, interleave=config.virtual_stages > 1)
-    if config.optimizer_sharding:
-        parallel.hsdp(threshold=config.optimizer_sharding_threshold_kb)
-    if config.fusion_mb:
-        size = {"mode": "size", "config": config.fusion_mb}
+    if plan.mesh.pp > 1:
+        parallel.pipeline(stages=plan.mesh.pp, interleave=plan.virtual_stages > 1)
+    if plan.optimizer_sharding:
+        parallel.hsdp(threshold=plan.threshold_kb)
+    if plan.fusion_mb:
+        size = {"mode": "size", "config": plan.fusion_mb}
         parallel.comm_fusion({"allreduce": size, "allgather": size, "reducescatter": size})
     return parallel

@@ -14,7 +14,7 @@ from model.precision import Cast, Precision
 from parallel.context import auto_parallel
 from parallel.cost.sizes import Plan
 from parallel.errors import UserError
-from parallel.mesh import Mesh
+from parallel.mesh import Mesh, micro_batches
 from train.config import RunConfig
 from train.gradients import LocalGradients, ShardedGradients
 from train.plans import plan_of
@@ -68,7 +68,7 @@ def build_probe_step(gpt: GPT, config: RunConfig, mesh: Mesh, batch: int, seq: i
     if not is_sharded(mesh):
         return step
     step.shard(mesh)
-    return auto_parallel(step, mesh, config.parallel, ((mesh.dp, 1),))
+    return auto_parallel(step, training_plan(config, mesh), ((mesh.dp, 1),))
 
 
 def shard(network: GPTLoss | EvalStep, plan: Plan) -> None:
@@ -96,4 +96,10 @@ def compiled(cell: nn.Cell, config: RunConfig, mesh: Mesh) -> nn.Cell:
     """The step as it is to be called, with tokens and a number for each sample: cut by MindSpore where it is sharded."""
     if not is_sharded(mesh):
         return cell
-    return auto_parallel(cell, mesh, config.parallel, ((mesh.dp, 1), (mesh.dp,)))
+    return auto_parallel(cell, training_plan(config, mesh), ((mesh.dp, 1), (mesh.dp,)))
+
+
+def training_plan(config: RunConfig, mesh: Mesh) -> Plan:
+    """The plan of a training step: what all of a run's graphs are compiled for."""
+    count = micro_batches(config.parallel, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
+    return plan_of(config, mesh, count)[1]

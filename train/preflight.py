@@ -149,7 +149,10 @@ def table(sizes: Sizes, plan: Plan, config: RunConfig, stages: dict[int, dict], 
     fullest, limit = max(s["memory"]["total"] for s in stages.values()), budget(topology)
     lines.append(f"memory {fullest / 1e9:.1f} GB on the fullest of these ranks, of {limit / 1e9:.1f} GB "
                  f"({topology.device_memory_gb:g} GB less a reserve){'' if fullest <= limit else ': DOES NOT FIT'}")
-    lines.append(str(estimate(sizes, plan, topology)))
+    expected = estimate(sizes, plan, topology)
+    lines.append(str(expected))
+    if expected.overlap.parcels:
+        lines.append(f"gradients and gathered weights, in parcels of {plan.fusion_mb} MB: {expected.overlap}")
     lines += [f"VIOLATION {f}" for f in findings]
     lines.append(f"{len(findings)} violation(s)" if findings else
                  "audit: all operators are cut as planned, and every collective is one of the plan's")

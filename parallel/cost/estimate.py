@@ -3,13 +3,13 @@
 What overlaps with what:
 - Collectives of a micro-batch, over tp, stand between products that need their results: nothing hides them.
 - Gradients hide behind the backward pass of the last micro-batch, weights gathered by optimizer sharding behind the
-  forward pass of the first; what is longer than these shows.
+  forward pass of the first; what is longer than these shows, and at least one parcel (see Overlap).
 - Sends between stages hide behind other micro-batches, except while the pipeline fills and drains.
 - A stage waits for the slowest one. Optimizer, data and host are not counted.
 """
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 from parallel.config import TopologyConfig
 from parallel.cost.communication import Traffic, communication, group_size
@@ -17,6 +17,21 @@ from parallel.cost.flops import model_flops, stage_flops
 from parallel.cost.sizes import Plan, Sizes
 
 FLOAT32_SHARE = 0.25  # of the 16-bit peak, in matrix products of float32
+FUSION_MB = tuple(2**n for n in range(11))  # what best_fusion chooses from: 1 to 1,024
+EQUAL = 0.001  # steps that differ by less count as equally long
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Gradients and gathered weights of one step, on the stage where most of them shows; seconds."""
+
+    parcels: int  # transfers after fusion
+    seconds: float  # all of them
+    shown: float  # what no computation hides
+
+    def __str__(self) -> str:
+        hidden = f", {1 - self.shown / self.seconds:.0%} hidden" if self.seconds else ""
+        return f"{self.parcels} parcels, {self.seconds:.3g} s{hidden}, {self.shown:.3g} s shown"
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,8 @@ class Estimate:
     tokens_per_second: float  # of all ranks together
     mfu: float  # model FLOPs / (16-bit peak of all devices), 0 to 1
     transfers: dict[str, float]  # seconds of a rank's transfers by group, hidden or not, on the stage that has most
+    fusion_mb: int  # size of a parcel of gradients or gathered weights
+    overlap: Overlap  # of these parcels with computation
 
     @property
     def shares(self) -> tuple[float, float, float]:
@@ -75,16 +92,31 @@ def transfer_seconds(traffic: Traffic, plan: Plan, topology: TopologyConfig) -> 
 
 
 def fused(traffic: list[Traffic], plan: Plan) -> list[Traffic]:
-    """Gradients and gathered weights in parcels of fusion_mb, the rest as it is."""
-    parcels: Counter[tuple] = Counter()
+    """Gradients and gathered weights in parcels of fusion_mb, the rest as it is.
+
+    MindSpore does not cut tensors: one that is larger travels alone, and the smaller ones add up.
+    """
+    limit = plan.fusion_mb * 2**20
+    small: Counter[tuple] = Counter()
     for t in traffic:
-        if t.when in ("gradients", "weights") and plan.fusion_mb:
-            parcels[t.kind, t.group, t.when] += t.total
-    whole = [t for t in traffic if (t.kind, t.group, t.when) not in parcels]
-    for (kind, group, when), total in parcels.items():
-        count = math.ceil(total / (plan.fusion_mb * 2**20))
+        if t.when in ("gradients", "weights") and t.bytes < limit:
+            small[t.kind, t.group, t.when] += t.total
+    whole = [t for t in traffic if t.when not in ("gradients", "weights") or t.bytes >= limit]
+    for (kind, group, when), total in small.items():
+        count = math.ceil(total / limit)
         whole.append(Traffic(kind, group, count, total // count, f"fused {when}", when))
     return whole
+
+
+def overlap(parcels: list[Traffic], plan: Plan, topology: TopologyConfig, behind: float) -> Overlap:
+    """What of them `behind` seconds of computation hide, which give out n parcels one after the other.
+
+    The first is there after a n-th of that time, and the last, of which nothing is hidden, at its end: the longest, since on the
+    first stage that is the token table's. Gathered weights are the same, backwards.
+    """
+    count, times = sum(t.count for t in parcels), [transfer_seconds(t, plan, topology) for t in parcels]
+    last = max((seconds / t.count for seconds, t in zip(times, parcels, strict=True)), default=0.0)
+    return Overlap(count, sum(times), max(last, sum(times) - behind * (1 - 1 / count)) if count else 0.0)
 
 
 @dataclass(frozen=True)
@@ -94,12 +126,17 @@ class _Stage:
     forward: float
     backward: float
     sums: float
-    shown: float
+    once: float
+    overlap: Overlap
     transfers: dict[str, float]
 
     @property
     def micro_batch(self) -> float:
         return self.forward + self.backward + self.sums
+
+    @property
+    def shown(self) -> float:
+        return self.once + self.overlap.shown
 
 
 def _stage(sizes: Sizes, plan: Plan, topology: TopologyConfig, stage: int) -> _Stage:
@@ -108,12 +145,15 @@ def _stage(sizes: Sizes, plan: Plan, topology: TopologyConfig, stage: int) -> _S
         speed *= FLOAT32_SHARE
     forward, backward = (flops / speed for flops in stage_flops(sizes, plan, stage))
     when, transfers = Counter(), Counter()
-    for t in fused(communication(sizes, plan, stage), plan):
+    traffic = fused(communication(sizes, plan, stage), plan)
+    for t in traffic:
         seconds = transfer_seconds(t, plan, topology)
         transfers[t.group] += seconds
         when["boundary" if t.group == "pp" and t.when == "micro-batch" else t.when] += seconds
-    shown = when["step"] + max(0.0, when["gradients"] - backward) + max(0.0, when["weights"] - forward)
-    return _Stage(forward, backward, when["micro-batch"] / plan.num_micro_batches, shown, transfers)
+    parts = [overlap([t for t in traffic if t.when == which], plan, topology, behind)
+             for which, behind in (("gradients", backward), ("weights", forward))]
+    both = Overlap(*(sum(values) for values in zip(*(astuple(part) for part in parts), strict=True)))
+    return _Stage(forward, backward, when["micro-batch"] / plan.num_micro_batches, when["step"], both, transfers)
 
 
 def estimate(sizes: Sizes, plan: Plan, topology: TopologyConfig) -> Estimate:
@@ -133,4 +173,16 @@ def estimate(sizes: Sizes, plan: Plan, topology: TopologyConfig) -> Estimate:
     tokens = plan.mesh.dp * m * plan.rows(sizes)
     peak = topology.device_tflops * 1e12 * plan.mesh.world_size
     transfers = {group: max(s.transfers[group] for s in stages) for s in stages for group in s.transfers}
-    return Estimate(step, computation, exposed, waiting, tokens / step, tokens * model_flops(sizes) / step / peak, transfers)
+    return Estimate(step, computation, exposed, waiting, tokens / step, tokens * model_flops(sizes) / step / peak, transfers,
+                    plan.fusion_mb, max((s.overlap for s in stages), key=lambda o: o.shown))
+
+
+def best_fusion(sizes: Sizes, plan: Plan, topology: TopologyConfig) -> int:
+    """MB of a parcel: small ones pay latency, of a large one the last shows and takes memory.
+
+    Of the sizes with the shortest step the smallest with at least half the bandwidth of the quickest of them: Hockney's n 1/2.
+    """
+    found = {mb: estimate(sizes, replace(plan, fusion_mb=mb), topology) for mb in FUSION_MB}
+    shortest = min(e.step_seconds for e in found.values())
+    equal = {mb: e.overlap.seconds for mb, e in found.items() if e.step_seconds <= shortest * (1 + EQUAL)}
+    return next(mb for mb, seconds in equal.items() if seconds <= 2 * min(equal.values()))

@@ -1,6 +1,9 @@
 """From a config's section `parallel` to a Plan."""
+from dataclasses import replace
+
 from parallel.config import ParallelConfig
 from parallel.cost.balance import stage_layers
+from parallel.cost.estimate import best_fusion
 from parallel.cost.sizes import Plan, Sizes
 from parallel.errors import UserError
 from parallel.mesh import Mesh
@@ -18,6 +21,7 @@ def make_plan(sizes: Sizes, config: ParallelConfig, mesh: Mesh, micro_batch_size
     if recomputed and max(recomputed) >= sizes.layers:
         raise UserError(f"parallel.recompute_layers: block {max(recomputed)} does not exist, model.num_layers={sizes.layers} "
                         f"has 0 to {sizes.layers - 1}")
-    return Plan(mesh, micro_batch_size, num_micro_batches, layers, config.virtual_stages, config.recompute, recomputed,
-                config.optimizer_sharding, config.optimizer_sharding_threshold_kb, config.fusion_mb, activation_bytes,
-                weight_bytes)
+    plan = Plan(mesh, micro_batch_size, num_micro_batches, layers, config.virtual_stages, config.recompute, recomputed,
+                config.optimizer_sharding, config.optimizer_sharding_threshold_kb, activation_bytes=activation_bytes,
+                weight_bytes=weight_bytes)
+    return replace(plan, fusion_mb=best_fusion(sizes, plan, config.topology) if config.fusion_mb == "auto" else config.fusion_mb)

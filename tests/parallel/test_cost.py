@@ -10,7 +10,7 @@ from model.gpt import GPT
 from parallel.config import ParallelConfig, TopologyConfig
 from parallel.cost.balance import stage_layers
 from parallel.cost.communication import Traffic, communication
-from parallel.cost.estimate import estimate, transfer_seconds
+from parallel.cost.estimate import EQUAL, Overlap, best_fusion, estimate, fused, overlap, transfer_seconds
 from parallel.cost.flops import block_flops, head_flops, model_flops, stage_flops
 from parallel.cost.memory import alive_micro_batches, block_activations, memory
 from parallel.cost.parameters import Parameter, parameter_count, stage_parameters
@@ -217,3 +217,44 @@ def test_plan_from_a_config():
                            ({"recompute_layers": (3,)}, "block 3 does not exist")):
         with pytest.raises(UserError, match=message):
             make_plan(SMALL, config.model_copy(update=wrong), Mesh(2, 1, 2), 1, 4)
+
+
+def parcels(count: int, mb: int) -> list[Traffic]:
+    return [Traffic("AllReduce", "dp", count, mb * 2**20, "fused gradients", "gradients")]
+
+
+def test_the_last_parcel_is_never_hidden():
+    topology, plan = TopologyConfig(node_bandwidth_gbs=100, node_latency_us=0), plan_of(GPT3, dp=8)
+    one = 14 * 32 * 2**20 / 8 / 100e9
+    assert overlap([], plan, topology, 1.0) == Overlap(0, 0.0, 0.0)
+    hidden = overlap(parcels(10, 32), plan, topology, 100 * one)
+    assert hidden.seconds == pytest.approx(10 * one) and hidden.shown == pytest.approx(one)
+    # Ten parcels, one after the other, the first ready after a tenth of 5 * one: they end at 0.5 + 10, computation at 5.
+    assert overlap(parcels(10, 32), plan, topology, 5 * one).shown == pytest.approx(5.5 * one)
+
+
+def test_tensors_are_not_cut_by_fusion():
+    plan = plan_of(SMALL, dp=2, fusion_mb=1)
+    mixed = [Traffic("AllReduce", "dp", 3, 2**21, "large", "gradients"), Traffic("AllReduce", "tp", 7, 100, "a sum"),
+             Traffic("AllReduce", "dp", 5, 2**19, "small", "gradients")]
+    counts = {(t.count, t.bytes) for t in fused(mixed, plan)}
+    assert counts == {(3, 2**21), (3, 5 * 2**19 // 3), (7, 100)}
+    assert fused(mixed, replace(plan, fusion_mb=0)) == mixed
+
+
+@pytest.mark.parametrize("dp", [8, 64, 1024])
+def test_the_best_parcel_is_shown_by_trying_all(dp):
+    sizes, topology = replace(GPT3, hidden=2048, layers=24, heads=16, ffn=8192), TopologyConfig()
+    plan = plan_of(sizes, dp=dp)
+    best = best_fusion(sizes, plan, topology)
+    steps = {mb: estimate(sizes, replace(plan, fusion_mb=mb), topology).step_seconds for mb in (1, 4, 16, 64, 256, 1024, best)}
+    assert steps[best] <= min(steps.values()) * (1 + EQUAL)
+    assert make_plan(sizes, ParallelConfig(), Mesh(dp), 1, 1) == replace(plan, fusion_mb=best)
+    assert make_plan(sizes, ParallelConfig(fusion_mb=7), Mesh(dp), 1, 1) == replace(plan, fusion_mb=7)
+
+
+def test_slow_starts_want_larger_parcels():
+    sizes = replace(GPT3, hidden=1024, layers=24, heads=16, ffn=4096)
+    quick, slow = (best_fusion(sizes, plan_of(sizes, dp=64), TopologyConfig(node_latency_us=us, network_latency_us=us))
+                   for us in (0.1, 100))
+    assert 1 <= quick < slow
