@@ -124,9 +124,14 @@ def stage_report(sizes: Sizes, plan: Plan, compiled) -> dict:
 def header(sizes: Sizes, plan: Plan) -> None:
     """What is being proved."""
     say(f"plan   {plan}; {plan.mesh.world_size} ranks")
-    say(f"model  {parameter_count(sizes) / 1e6:,.1f} million parameters: {sizes.layers} layers, hidden {sizes.hidden}, "
-        f"{sizes.heads} heads, vocab {sizes.vocab}, {sizes.seq} tokens a sample")
+    say(describe(sizes))
     say(f"stages of {', '.join(map(str, plan.stage_layers))} layers")
+
+
+def describe(sizes: Sizes) -> str:
+    """The model in one line."""
+    return (f"model  {parameter_count(sizes) / 1e6:,.1f} million parameters: {sizes.layers} layers, hidden {sizes.hidden}, "
+            f"{sizes.heads} heads, vocab {sizes.vocab}, {sizes.seq} tokens a sample")
 
 
 def table(sizes: Sizes, plan: Plan, config: RunConfig, stages: dict[int, dict], findings: list) -> list[str]:

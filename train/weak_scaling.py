@@ -1,0 +1,113 @@
+"""Predict step time, MFU and weak scaling of a config on clusters of several sizes; nothing is compiled.
+
+    python -m train.weak_scaling --config run_scripts/configs/gpt_1b3.yaml --set precision.level=O2
+    python -m train.weak_scaling --config run_scripts/configs/gpt_13b.yaml --cards 64,128,256 --best --report scaling.json
+
+The cluster is `parallel.topology`. Each card has the same work everywhere, that of train.global_batch_size in the config.
+Exit codes: 0 predicted, 2 there is no number of cards for which anything could be predicted.
+"""
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from parallel import config_file
+from parallel.config import TopologyConfig
+from parallel.cost.parameters import parameter_count
+from parallel.cost.scaling import Scale, best_scaling, weak_scaling
+from parallel.errors import UserError
+from parallel.files import replace_text
+from train.config import RunConfig, load_config
+from train.console import say
+from train.plans import activation_bytes, plan_of, planned
+from train.preflight import describe
+
+CARDS = "8,64,256,1024"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m train.weak_scaling", description=__doc__.splitlines()[0])
+    config_file.add_arguments(parser)
+    parser.add_argument("--cards", default=CARDS, metavar="N,...", help=f"sizes of the cluster (default {CARDS})")
+    parser.add_argument("--world-size", type=int, metavar="N", help="cards of the config's batch, where parallel.dp is auto")
+    parser.add_argument("--best", action="store_true",
+                        help="on each number of cards the fastest plan that fits; else the config's, with another dp")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write everything as JSON")
+    args = parser.parse_args(arguments)
+    try:
+        return predict(load_config(args.config, args.overrides), args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def predict(config: RunConfig, args: argparse.Namespace) -> int:
+    """Reckon, print, report."""
+    cards = numbers(args.cards)
+    config, mesh, count = planned(config, args.world_size)
+    sizes, plan = plan_of(config, mesh, count)
+    topology, size = config.parallel.topology, activation_bytes(config)
+    auto = config.parallel.fusion_mb == "auto"
+    if args.best:
+        found, refused = best_scaling(sizes, config.train.global_batch_size / mesh.world_size, topology, cards, auto, size)
+    else:
+        found, refused = weak_scaling(sizes, plan, topology, cards, auto)
+    if not found:
+        raise UserError("--cards " + "; ".join(f"{n}: {why}" for n, why in refused.items()))
+    for line in [describe(sizes), *cluster(topology, size), *table(found), *(f"{n:6,d} {why}" for n, why in refused.items())]:
+        say(line)
+    if args.report:
+        result = {"parameters": parameter_count(sizes), "activation_bytes": size, "topology": topology.model_dump(),
+                  "cards": [entry(s) for s in found], "refused": refused}
+        replace_text(args.report, json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def numbers(text: str) -> list[int]:
+    """The sizes that were asked for."""
+    try:
+        found = [int(n) for n in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise UserError(f"--cards {text}: numbers of cards, such as {CARDS}")
+    return found
+
+
+def cluster(topology: TopologyConfig, size: int) -> list[str]:
+    """What is assumed of the machines."""
+    share = topology.compute_efficiency
+    return [f"cluster (parallel.topology): nodes of {topology.ranks_per_node} cards of {topology.device_memory_gb:g} GB and "
+            f"{topology.device_tflops:g} TFLOP/s; {topology.node_bandwidth_gbs:g} GB/s and {topology.node_latency_us:g} us in a "
+            f"node, {topology.network_bandwidth_gbs:g} GB/s and {topology.network_latency_us:g} us between nodes",
+            f"assumed: matrix products reach {share:.0%} of the 16-bit peak (compute_efficiency)"
+            + ("" if size < 4 else ", and in float32, as here, a quarter of that")]
+
+
+def table(found: list[Scale]) -> list[str]:
+    """One line for each number of cards; efficiency is the tokens/s of a card against the first line's."""
+    lines = [f"{'cards':>6} {'dp x tp x pp':>13} {'micro':>7} {'batch':>7} {'step s':>8} {'tokens/s':>12} {'MFU':>5} "
+             f"{'effic.':>6} {'comp:comm:wait':>14} {'parcel MB':>9} {'shown s':>8} {'GB':>6}"]
+    for s in found:
+        mesh, e = s.plan.mesh, s.estimate
+        cut, micro = f"{mesh.dp} x {mesh.tp} x {mesh.pp}", f"{s.plan.num_micro_batches} x {s.plan.micro_batch_size}"
+        shares = ":".join(f"{x:.1f}" for x in e.shares)
+        lines.append(f"{s.cards:6,d} {cut:>13} {micro:>7} {s.global_batch_size:7,d} {e.step_seconds:8.3g} "
+                     f"{e.tokens_per_second:12,.0f} {e.mfu:5.1%} {s.efficiency:6.1%} {shares:>14} {e.fusion_mb:9d} "
+                     f"{e.overlap.shown:8.3g} {s.memory_bytes / 1e9:6.1f}{'' if s.fits else ' DOES NOT FIT'}")
+    return lines
+
+
+def entry(s: Scale) -> dict:
+    """One number of cards, for the report."""
+    mesh = s.plan.mesh
+    return {"cards": s.cards, "plan": str(s.plan), "dp": mesh.dp, "tp": mesh.tp, "pp": mesh.pp,
+            "micro_batch_size": s.plan.micro_batch_size, "num_micro_batches": s.plan.num_micro_batches,
+            "global_batch_size": s.global_batch_size, "memory_bytes": s.memory_bytes, "fits": s.fits,
+            "efficiency": s.efficiency, "estimate": asdict(s.estimate)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
