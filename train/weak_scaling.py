@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 
 from parallel import config_file
@@ -49,11 +50,12 @@ def predict(config: RunConfig, args: argparse.Namespace) -> int:
     config, mesh, count = planned(config, args.world_size)
     sizes, plan = plan_of(config, mesh, count)
     topology, size = config.parallel.topology, activation_bytes(config)
-    auto = config.parallel.fusion_mb == "auto"
+    fusion_mb = config.parallel.fusion_mb
     if args.best:
-        found, refused = best_scaling(sizes, config.train.global_batch_size / mesh.world_size, topology, cards, auto, size)
+        work = Fraction(config.train.global_batch_size, mesh.world_size)
+        found, refused = best_scaling(sizes, work, topology, cards, fusion_mb, size)
     else:
-        found, refused = weak_scaling(sizes, plan, topology, cards, auto)
+        found, refused = weak_scaling(sizes, plan, topology, cards, fusion_mb)
     if not found:
         raise UserError("--cards " + "; ".join(f"{n}: {why}" for n, why in refused.items()))
     for line in [describe(sizes), *cluster(topology, size), *table(found), *(f"{n:6,d} {why}" for n, why in refused.items())]:

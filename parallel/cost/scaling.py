@@ -1,6 +1,8 @@
 """Weak scaling: the same work for each card, on more and more cards."""
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
 
 from parallel.config import TopologyConfig
 from parallel.cost.advice import advise
@@ -28,43 +30,49 @@ class Scale:
 
 
 def weak_scaling(sizes: Sizes, plan: Plan, topology: TopologyConfig, cards: Iterable[int],
-                 choose_fusion: bool = False) -> tuple[list[Scale], dict[int, str]]:
+                 fusion_mb: int | Literal["auto"] = "auto") -> tuple[list[Scale], dict[int, str]]:
     """The plan with more data-parallel ranks, each with the same work: tp and pp stay.
 
     Args:
-        choose_fusion: the parcels' size anew for each number of cards; else it stays too.
+        fusion_mb: as in the config; auto: chosen anew for each number of cards.
 
     Returns:
-        What is expected, from few cards to many, and for the numbers of cards that the plan does not divide, why.
+        What is expected, from few cards to many; and for each number of cards that cannot be, why.
     """
     found, refused, width = [], {}, plan.mesh.tp * plan.mesh.pp
     for n in sorted(set(cards)):
         if n % width:
             refused[n] = f"tp={plan.mesh.tp} x pp={plan.mesh.pp} needs a multiple of {width} cards"
-            continue
-        found.append((n, replace(plan, mesh=replace(plan.mesh, dp=n // width))))
-    return _scales(sizes, found, topology, choose_fusion), refused
+        else:
+            found.append((n, replace(plan, mesh=replace(plan.mesh, dp=n // width))))
+    return _scales(sizes, found, topology, fusion_mb), refused
 
 
-def best_scaling(sizes: Sizes, samples_per_card: float, topology: TopologyConfig, cards: Iterable[int],
-                 choose_fusion: bool = False, activation_bytes: int = 4) -> tuple[list[Scale], dict[int, str]]:
-    """The fastest plan that fits (see advise) on each number of cards, as weak_scaling."""
+def best_scaling(sizes: Sizes, work: Fraction, topology: TopologyConfig, cards: Iterable[int],
+                 fusion_mb: int | Literal["auto"] = "auto", activation_bytes: int = 4) -> tuple[list[Scale], dict[int, str]]:
+    """The same, but on each number of cards the fastest plan that fits (see advise).
+
+    Args:
+        work: samples of one step for each card.
+    """
     found, refused = [], {}
     for n in sorted(set(cards)):
-        batch = n * samples_per_card
         try:
-            if batch != int(batch):
-                raise UserError(f"{samples_per_card:g} samples a card make no whole batch")
-            found.append((n, advise(sizes, n, int(batch), topology, activation_bytes)[0].plan))
+            if (n * work).denominator > 1:
+                raise UserError(f"{work} samples a card make no whole batch")
+            found.append((n, advise(sizes, n, int(n * work), topology, activation_bytes)[0].plan))
         except UserError as error:
             refused[n] = str(error)
-    return _scales(sizes, found, topology, choose_fusion), refused
+    return _scales(sizes, found, topology, fusion_mb), refused
 
 
-def _scales(sizes: Sizes, plans: list[tuple[int, Plan]], topology: TopologyConfig, choose_fusion: bool) -> list[Scale]:
-    if choose_fusion:
-        plans = [(n, replace(plan, fusion_mb=best_fusion(sizes, plan, topology))) for n, plan in plans]
-    expected = [(n, plan, estimate(sizes, plan, topology), peak(sizes, plan)) for n, plan in plans]
-    rates = [e.tokens_per_second / n for n, _, e, _ in expected]
-    return [Scale(n, plan, e, size, size <= budget(topology), rate / rates[0])
-            for (n, plan, e, size), rate in zip(expected, rates, strict=True)]
+def _scales(sizes: Sizes, plans: list[tuple[int, Plan]], topology: TopologyConfig,
+            fusion_mb: int | Literal["auto"]) -> list[Scale]:
+    found, first = [], None
+    for n, plan in plans:
+        plan = replace(plan, fusion_mb=best_fusion(sizes, plan, topology) if fusion_mb == "auto" else fusion_mb)
+        expected, size = estimate(sizes, plan, topology), peak(sizes, plan)
+        rate = expected.tokens_per_second / n
+        first = first or rate
+        found.append(Scale(n, plan, expected, size, size <= budget(topology), rate / first))
+    return found

@@ -61,6 +61,19 @@ def test_the_best_plan_fits_and_is_no_slower(tmp_path, capsys):
     assert "8 tp=8 x pp=4 needs a multiple of 32 cards" in capsys.readouterr().out
 
 
+def test_parcels_of_the_config_stay(tmp_path):
+    for options in ([], ["--best"]):
+        assert main("gpt2_124m", *options, "--set", "parallel.fusion_mb=3", "--report", tmp_path / "r.json") == 0
+        report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+        assert [s["estimate"]["fusion_mb"] for s in report["cards"]] == [3] * 4
+
+
+def test_work_that_is_no_whole_batch_is_told(tmp_path, capsys):
+    few = ["parallel.tp=2", "parallel.dp=4", "train.global_batch_size=12", "train.micro_batch_size=1"]  # 3 samples for 2 cards
+    assert main("gpt2_124m", "--best", "--cards", "7,8", "--set", *few) == 0
+    assert "7 3/2 samples a card make no whole batch" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("preset", "options", "says"), [
     ("gpt_13b", ["--cards", "8,16"], "--cards 8: tp=8 x pp=4 needs a multiple of 32 cards; 16: tp=8"),
     ("gpt3_175b", ["--cards", "8", "--best"], "--cards 8: no plan fits: 8 devices have 57.6 GB each"),
