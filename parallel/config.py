@@ -14,6 +14,7 @@ class TopologyConfig(Section):
     """The machines that a plan is meant for; only estimates, the check of memory and fusion_mb=auto read it.
 
     The defaults are what data sheets say of nodes with eight Ascend 910B of 64 GB; nothing here was measured.
+    compute_efficiency is an assumption: published runs on GPUs come to 0.41 to 0.57 (parallel/README.md, "Weak scaling").
     """
 
     ranks_per_node: int = Field(8, ge=1, description="devices of one node")

@@ -3,7 +3,8 @@
     python -m tests.parallel.make_compiled [CASE ...]
 
 For each case and rank: "traffic": [kind, ranks of the group (none for Send and Receive), bytes, times in a step] as Traffic
-counts them; "kept": bytes of activations that the forward graph of one micro-batch hands to its backward graph, or null where
+counts them; "parcels": [kind, ranks, bytes of each tensor] of those that MindSpore's fusion joins, written for cases with large
+tensors; "kept": bytes of activations that the forward graph of one micro-batch hands to its backward graph, or null where
 the two are one graph.
 """
 import json
@@ -34,6 +35,9 @@ ALL, FULL = "parallel.optimizer_sharding_threshold_kb=0", "parallel.recompute=fu
 def mesh(dp: int, tp: int, pp: int = 1, micro: int = 1) -> list[str]:
     return [f"parallel.dp={dp}", f"parallel.tp={tp}", f"parallel.pp={pp}", f"parallel.num_micro_batches={micro}"]
 
+
+# Matrices of 0.14 and 0.56 MB, a table of 1.1 MB: what parcels of 1 MB hold differs from what those of 32 MB do.
+LARGE = ["parallel.fusion_mb=1", "model.hidden_size=192", "model.vocab_size=1500"]
 
 # name: (ranks of the job, ranks that are compiled, overrides)
 CASES = {
@@ -66,6 +70,11 @@ CASES = {
     "3D, interleaved, uneven, selective, sequence parallel, sharded from 5 KB": (8, [1, 5], [
         *mesh(2, 2, 2, 4), SP, SHARD, "parallel.virtual_stages=2", "parallel.recompute=selective", "model.num_layers=5",
         "parallel.stage_layers=[2, 1, 1, 1]", "parallel.optimizer_sharding_threshold_kb=5"]),
+    "dp, parcels": (2, [0], [*mesh(2, 1), *LARGE]),
+    "dp, micro-batches, parcels": (2, [0], [*mesh(2, 1, 1, 2), *LARGE]),
+    "dp, sharded, parcels": (2, [0], [*mesh(2, 1), *LARGE, SHARD]),
+    "dp x pp, parcels": (4, [0, 2], [*mesh(2, 1, 2, 4), *LARGE]),
+    "dp x pp, sharded, parcels": (4, [0, 2], [*mesh(2, 1, 2, 4), *LARGE, SHARD]),
 }
 
 
@@ -90,6 +99,17 @@ def key(node: Node) -> tuple:
         return node.op, None, node.type.nbytes
     members = node.attributes["group_rank_ids"]
     return node.op, members, node.type.nbytes * (len(members) if node.op == "ReduceScatter" else 1)
+
+
+def parcels(program: Program) -> list:
+    """[kind, group, bytes of each tensor] of what has a fusion number above 0, which says what travels together."""
+    found: dict[tuple, list[int]] = {}
+    for graph in (program.main, *program.functions.values()):
+        for node in graph.nodes:
+            if node.op in COMMUNICATION and node.attributes.get("fusion", 0) > 0:
+                kind, members, size = key(node)
+                found.setdefault((kind, members, node.attributes["fusion"]), []).append(size)
+    return [[kind, members, sizes] for (kind, members, _), sizes in sorted(found.items())]
 
 
 def kept(program: Program, rows: int) -> int | None:
@@ -137,6 +157,8 @@ def main() -> None:
             program = load(plan, rank, "train").program
             found[rank] = {"traffic": sorted(([*k, n] for k, n in traffic(program).items()), key=str),
                            "kept": kept(program, rows)}
+            if name.endswith("parcels"):
+                found[rank]["parcels"] = parcels(program)
         cases[name] = {"world_size": world, "overrides": overrides, "ranks": found}
         print(name, {rank: (sum(t[-1] for t in f["traffic"]), f["kept"]) for rank, f in found.items()}, flush=True)
         lines = [f"{json.dumps(n)}: {json.dumps(cases[n])}" for n in CASES if n in cases]
