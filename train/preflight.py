@@ -16,7 +16,7 @@ from parallel import config_file
 from parallel.audit import audit, compiled_communication
 from parallel.cost.advice import advise
 from parallel.cost.communication import communication
-from parallel.cost.estimate import estimate, fused
+from parallel.cost.estimate import estimate, fused, joined
 from parallel.cost.memory import budget, stage_memory
 from parallel.cost.parameters import parameter_count
 from parallel.cost.sizes import Plan, Sizes
@@ -157,7 +157,8 @@ def table(sizes: Sizes, plan: Plan, config: RunConfig, stages: dict[int, dict], 
     expected = estimate(sizes, plan, topology)
     lines.append(str(expected))
     if expected.overlap.parcels:
-        lines.append(f"gradients and gathered weights, in parcels of {plan.fusion_mb} MB: {expected.overlap}")
+        parcel = "one parcel for all of a kind" if joined(plan) else f"parcels of {plan.fusion_mb} MB"
+        lines.append(f"gradients and gathered weights, {parcel}: {expected.overlap}")
     lines += [f"VIOLATION {f}" for f in findings]
     lines.append(f"{len(findings)} violation(s)" if findings else
                  "audit: all operators are cut as planned, and every collective is one of the plan's")

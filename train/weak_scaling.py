@@ -15,6 +15,7 @@ from pathlib import Path
 
 from parallel import config_file
 from parallel.config import TopologyConfig
+from parallel.cost.estimate import joined
 from parallel.cost.parameters import parameter_count
 from parallel.cost.scaling import Scale, best_scaling, weak_scaling
 from parallel.errors import UserError
@@ -95,9 +96,10 @@ def table(found: list[Scale]) -> list[str]:
     for s in found:
         mesh, e = s.plan.mesh, s.estimate
         cut, micro = f"{mesh.dp} x {mesh.tp} x {mesh.pp}", f"{s.plan.num_micro_batches} x {s.plan.micro_batch_size}"
+        parcel = "all" if joined(s.plan) else e.fusion_mb
         shares = ":".join(f"{x:.1f}" for x in e.shares)
         lines.append(f"{s.cards:6,d} {cut:>13} {micro:>7} {s.global_batch_size:7,d} {e.step_seconds:8.3g} "
-                     f"{e.tokens_per_second:12,.0f} {e.mfu:5.1%} {s.efficiency:6.1%} {shares:>14} {e.fusion_mb:9d} "
+                     f"{e.tokens_per_second:12,.0f} {e.mfu:5.1%} {s.efficiency:6.1%} {shares:>14} {parcel:>9} "
                      f"{e.overlap.shown:8.3g} {s.memory_bytes / 1e9:6.1f}{'' if s.fits else ' DOES NOT FIT'}")
     return lines
 

@@ -92,20 +92,34 @@ def transfer_seconds(traffic: Traffic, plan: Plan, topology: TopologyConfig) -> 
 
 
 def fused(traffic: list[Traffic], plan: Plan) -> list[Traffic]:
-    """Gradients and gathered weights in parcels of fusion_mb, the rest as it is.
+    """Gradients and gathered weights in parcels of fusion_mb, the rest as it is: as MindSpore 2.10 compiles it.
 
-    MindSpore does not cut tensors: one that is larger travels alone, and the smaller ones add up.
+    It cuts no tensors: one that is larger travels alone, and the smaller ones add up. Where weights are gathered it measures the
+    rank's part. With a pipeline or micro-batches, whose graphs are several, it joins all of a kind, whatever fusion_mb says.
     """
-    limit = plan.fusion_mb * 2**20
-    small: Counter[tuple] = Counter()
+    together = joined(plan)
+    whole, small = [], Counter()
     for t in traffic:
-        if t.when in ("gradients", "weights") and t.bytes < limit:
+        limit = parcel_bytes(t, plan)
+        if t.when in ("gradients", "weights") and (together or t.bytes < limit):
             small[t.kind, t.group, t.when] += t.total
-    whole = [t for t in traffic if t.when not in ("gradients", "weights") or t.bytes >= limit]
+        else:
+            whole.append(t)
     for (kind, group, when), total in small.items():
-        count = math.ceil(total / limit)
-        whole.append(Traffic(kind, group, count, total // count, f"fused {when}", when))
+        parcel = Traffic(kind, group, 1, total, f"fused {when}", when)
+        count = 1 if together else math.ceil(total / parcel_bytes(parcel, plan))
+        whole.append(replace(parcel, count=count, bytes=total // count))
     return whole
+
+
+def joined(plan: Plan) -> bool:
+    """Whether fusion makes one transfer of all gradients, and one of all weights that are gathered."""
+    return plan.fusion_mb > 0 and not plan.always_parcels and plan.mesh.pp * plan.num_micro_batches > 1
+
+
+def parcel_bytes(t: Traffic, plan: Plan) -> int:
+    """The largest parcel of a kind of transfer."""
+    return plan.fusion_mb * 2**20 * (1 if t.kind == "AllReduce" else group_size(plan, t.group))
 
 
 def overlap(parcels: list[Traffic], plan: Plan, topology: TopologyConfig, behind: float) -> Overlap:

@@ -37,6 +37,7 @@ class Plan:
     optimizer: str = "adamw"  # or adafactor, whose moments of matrices are one row and one column
     clips_each: bool = False  # each gradient by its own norm, which all ranks add up
     weight_bytes: int = 4  # of one element of the weights and gradients; below 4 the optimizer keeps a float32 master as well
+    always_parcels: bool = False  # fusion_mb counts with micro-batches too: not in MindSpore 2.10, see estimate.fused
 
     def blocks(self, stage: int) -> list[int]:
         """The blocks that a stage holds: of parts stage, stage + pp, ..."""

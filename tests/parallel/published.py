@@ -119,7 +119,8 @@ def _plans(system: dict, row: dict, sizes: Sizes, name: str) -> Iterator[Plan]:
         stages = [v for v in range(1, sizes.layers // pp + 1) if v == 1 or count % pp == sizes.layers % (pp * v) == 0]
         for virtual in [row["virtual"]] if row["virtual"] else stages:
             yield Plan(Mesh(dp, tp, pp, 0, sharded and tp > 1), micro, count, stage_layers(sizes, pp, virtual), virtual,
-                       recompute, optimizer_sharding=sharded, activation_bytes=2, weight_bytes=system["weight_bytes"])
+                       recompute, optimizer_sharding=sharded, activation_bytes=2, weight_bytes=system["weight_bytes"],
+                       always_parcels=True)
 
 
 def main() -> None:

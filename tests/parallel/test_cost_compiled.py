@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from parallel.cost.communication import communication, members
+from parallel.cost.estimate import fused
 from parallel.cost.memory import alive_micro_batches, stage_memory
 from parallel.cost.sizes import Plan, Sizes
 from parallel.mesh import make_mesh
@@ -45,6 +46,17 @@ def test_activations_are_what_was_compiled(case, rank, tmp_path):
     # Of the loss's five buffers three live from forward to backward.
     expected = found.activations / alive_micro_batches(plan, plan.mesh.stage) + found.logits * 3 / 5
     assert expected == CASES[case]["ranks"][rank]["kept"]
+
+
+@pytest.mark.parametrize(("case", "rank"), [(c, r) for c, r in RANKS if "parcels" in CASES[c]["ranks"][r]])
+def test_parcels_are_what_was_compiled(case, rank, tmp_path):
+    sizes, plan = planned(case, int(rank), tmp_path)
+    compiled = CASES[case]["ranks"][rank]["parcels"]
+    expected = Counter()
+    for t in fused(communication(sizes, plan, plan.mesh.stage), plan):
+        if t.when in ("gradients", "weights"):
+            expected[t.kind] += t.count
+    assert expected == Counter(kind for kind, _, _ in compiled)
 
 
 def test_the_cases_reach_both_checks():

@@ -36,7 +36,7 @@ def test_a_good_plan_passes(cache, plan_yaml, tmp_path, capsys):
         assert held["weights"] == closed["weights"] and held["moments"] == 2 * held["weights"]
     assert report["parameters"] == parameter_count(sizes)
     out = capsys.readouterr().out
-    assert "gradients and gathered weights, in parcels of 1 MB: " in out
+    assert "gradients and gathered weights, one parcel for all of a kind: " in out
     assert "cut as planned" in out and "VIOLATION" not in out and "compiled rank 4 (stage 1)" in out
 
     # A second time nothing is compiled, and all is found as before.
