@@ -164,7 +164,7 @@ def _stage(sizes: Sizes, plan: Plan, topology: TopologyConfig, stage: int) -> _S
         seconds = transfer_seconds(t, plan, topology)
         transfers[t.group] += seconds
         when["boundary" if t.group == "pp" and t.when == "micro-batch" else t.when] += seconds
-    parts = [overlap([t for t in traffic if t.when == which], plan, topology, behind)
+    parts = [overlap([t for t in traffic if t.when == which], plan, topology, 0.0 if joined(plan) else behind)
              for which, behind in (("gradients", backward), ("weights", forward))]
     both = Overlap(*(sum(values) for values in zip(*(astuple(part) for part in parts), strict=True)))
     return _Stage(forward, backward, when["micro-batch"] / plan.num_micro_batches, when["step"], both, transfers)

@@ -233,6 +233,13 @@ def test_the_last_parcel_is_never_hidden():
     assert overlap(parcels(10, 32), plan, topology, 5 * one).shown == pytest.approx(5.5 * one)
 
 
+def test_with_micro_batches_nothing_is_hidden():
+    whole, cut = (estimate(GPT3, plan_of(GPT3, dp=8, tp=8, micro=m), TopologyConfig()).overlap for m in (1, 2))
+    assert cut.shown == pytest.approx(cut.seconds) and whole.shown < 0.5 * whole.seconds
+    always = estimate(GPT3, plan_of(GPT3, dp=8, tp=8, micro=2, always_parcels=True), TopologyConfig()).overlap
+    assert always == whole and cut.parcels == 2 < whole.parcels  # over dp, and over dp x tp
+
+
 def test_tensors_are_not_cut_by_fusion():
     plan = plan_of(SMALL, dp=2, fusion_mb=1)
     mixed = [Traffic("AllReduce", "dp", 3, 2**21, "large", "gradients"), Traffic("AllReduce", "tp", 7, 100, "a sum"),
