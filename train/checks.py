@@ -18,6 +18,9 @@ def plan(config: RunConfig, world_size: int, rank: int) -> tuple[Mesh, int]:
                         "set recompute to selective or none, or dropout to 0")
     refuse_bfloat16(config)
     mesh = make_mesh(p, world_size, rank)
+    if config.profile.ranks != "all" and (absent := [r for r in config.profile.ranks if r >= world_size]):
+        raise UserError(f"profile.ranks={list(config.profile.ranks)}: there is no rank {absent[0]}, allowed are 0 to "
+                        f"{world_size - 1}, or all")
     count = micro_batches(p, config.train.global_batch_size, config.train.micro_batch_size, mesh.dp)
     if config.ckpt.resume == "none" and (config.run.folder / "metrics.jsonl").exists():
         raise UserError(f"ckpt.resume=none, but {config.run.folder} holds a run: choose another run.name, remove the folder, "

@@ -9,7 +9,7 @@ from mindspore.train import Callback
 
 class Clock(Callback):
     """Seconds of this process by kind: `compile` (all until the first step is done), `data` (waiting for batches), `meet` (for
-    the other ranks, at a step's end), `fetch`, `log`, `health`, `eval`, `ckpt`.
+    the other ranks, at a step's end), `fetch`, `log`, `health`, `eval`, `ckpt`, `profile`.
 
     First in the list of callbacks: the gap between the end of one step and the beginning of the next, less what the other
     callbacks measured in it, is the time that the loop waited for data.
@@ -40,7 +40,7 @@ class Clock(Callback):
 
     def training(self) -> float:
         """Of `total`, the seconds spent on training steps, data included."""
-        return self.total() - self.seconds["eval"] - self.seconds["ckpt"]
+        return self.total() - self.seconds["eval"] - self.seconds["ckpt"] - self.seconds["profile"]
 
     def on_train_begin(self, run_context):
         self.first_step = run_context.original_args().cur_step_num + 1

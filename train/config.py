@@ -2,7 +2,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ckpt.config import CkptConfig
 from data.config import DataConfig
@@ -91,6 +91,23 @@ class SuperviseConfig(Section):
     node_minutes: float = Field(60.0, gt=0.0, description="wait for a lost node to come back")
 
 
+class ProfileConfig(Section):
+    """When mindspore.profiler looks on; `touch <run>/request_profile` asks for a window at any other time."""
+
+    enabled: bool = Field(False, description="profile by this schedule; on request alone if not")
+    skip_first: int = Field(10, ge=0, description="steps of a start before the first cycle; the very first compiles")
+    wait: int = Field(0, ge=0, description="steps at the beginning of each cycle that pass as if there were no profiler")
+    warmup: int = Field(2, ge=0, description="steps after these in which the profiler runs, but which are not told")
+    active: int = Field(5, ge=1, le=1000, description="steps after these that are profiled")
+    repeat: int = Field(1, ge=1, description="cycles of wait, warmup and active")
+    ranks: Literal["all"] | Annotated[tuple[NonNegativeInt, ...], Field(strict=False, min_length=1)] = Field(
+        (0,), description="ranks that are profiled; stragglers show with several")
+
+    def takes(self, rank: int) -> bool:
+        """Whether a rank is profiled."""
+        return self.ranks == "all" or rank in self.ranks
+
+
 class RunConfig(Section):
     """One run, from text to checkpoint."""
 
@@ -104,6 +121,7 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     ckpt: CkptConfig = CkptConfig()
     supervise: SuperviseConfig = SuperviseConfig()
+    profile: ProfileConfig = ProfileConfig()
 
     @model_validator(mode="after")
     def _rules(self):
@@ -136,6 +154,10 @@ class RunConfig(Section):
             raise ValueError(f"train.betas={list(t.betas)}: each must be at least 0 and below 1")
         if t.stop_at_step is not None and t.stop_at_step > t.total_steps:
             raise ValueError(f"train.stop_at_step={t.stop_at_step} exceeds train.total_steps={t.total_steps}")
+        f = self.profile
+        if f.enabled and (ends := f.skip_first + f.wait + f.warmup + f.active) > t.total_steps:
+            raise ValueError(f"profile: its first window ends at step {ends} (skip_first + wait + warmup + active), the run at "
+                             f"train.total_steps={t.total_steps}: lower one of them")
         p = self.precision
         if p.level == "O0" and (p.white_list or p.black_list):
             raise ValueError("precision.white_list and black_list need precision.level O1, O2 or O3: O0 is float32 everywhere")

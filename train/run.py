@@ -36,6 +36,7 @@ from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.health import build_health
 from train.callbacks.locate import Locate
 from train.callbacks.monitor import Monitor, peak_memory_bytes
+from train.callbacks.profile import Profile
 from train.callbacks.samples import SampleLog
 from train.callbacks.save import Save
 from train.checks import plan
@@ -292,6 +293,7 @@ class Training:
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
         heartbeat = Heartbeat(clock, c.run.folder, self.mesh.rank, self.first_step)
         save, watch = self.saving(clock, monitor, triggers, ledger), None
+        profile = Profile(clock, c.profile, c.run.folder, self.mesh.rank, self.mesh.world_size, self.first_step)
         if health:
             watch = build_watch(c, health, locate, triggers, ledger, reading, self.first_step, self.manifest, order, self.mesh)
             save.gate = watch.gate
@@ -309,7 +311,7 @@ class Training:
                         if folder:
                             report_outputs(figures, folder)
                 samples = [SampleLog(c.run.folder, self.mesh.rank, self.first_step)] if c.data.log_samples else []
-                callbacks = [clock, heartbeat, *samples, *(watch.callbacks if watch else ()), monitor, evaluate, save]
+                callbacks = [clock, profile, heartbeat, *samples, *(watch.callbacks if watch else ()), monitor, evaluate, save]
                 if watch:
                     watch.start.verify()
                     dataset = watch.gate.over(dataset, steps)
@@ -327,6 +329,7 @@ class Training:
             if not save.interrupted:
                 self.report(clock, monitor, evaluate)
         finally:
+            profile.close()
             save.saver.close()
             monitor.close()
             if watch:

@@ -1,0 +1,125 @@
+"""A verdict as Markdown, as one HTML file that needs nothing else, and in TensorBoard."""
+from html import escape
+
+from train.profiling.figures import PARTS
+from train.tensorboard import TensorBoard
+
+COLOURS = {"computation": "#2a7f62", "communication": "#c8553d", "data": "#e0a458", "host": "#8d99ae"}
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}
+table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .8em;border-bottom:1px solid #ddd;text-align:left}
+.bar{display:flex;height:1.6em;border-radius:4px;overflow:hidden}.bar div{color:#fff;font-size:12px;padding-left:.4em;
+white-space:nowrap;overflow:hidden}.sign{padding:.6em 1em;border-left:4px solid #2a7f62;background:#f2f6f4}"""
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _figure(value: float | None, unit: str, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value / scale:,.4g} {unit}"
+
+
+def summary(found: dict) -> list[tuple[str, str]]:
+    """(name, figure) of what is told first."""
+    memory, window = found["memory"], found["memory"]["window"] or {}
+    leak = {None: "not known, too few steps", True: "grows: a leak", False: "no leak"}[memory["leak"]]
+    slow = found["stragglers"]
+    where = f"rank {_spans(found['ranks'])} of {found['world_size']}, {found['device']}"
+    return [("profiled", f"steps {_spans(found['steps'])} on {where}"),
+            ("a step", _figure(found["step_seconds"], "ms", 1e-3)),
+            ("tokens", _figure(found["tokens_per_second"], "a second")),
+            ("model FLOPs", _figure(found["model_flops_per_second"], "TFLOP/s", 1e12)),
+            ("MFU", _share(found["mfu"]) if found["mfu"] is not None else f"- ({found['mfu_why']})"),
+            ("memory", f"{leak}; {_figure(memory['slope_bytes_per_step'], 'KiB a step', 1024)}, fragmentation "
+                       f"{_share(window.get('fragmentation'))}"),
+            ("stragglers", "one rank alone was profiled" if slow is None else ", ".join(
+                f"rank {one['rank']} ({one['times']:.2f} times, by its {one['part']})" for one in slow["slow"]) or "none")]
+
+
+def _spans(numbers: list[int]) -> str:
+    """[1, 2, 3, 7] -> 1-3, 7."""
+    spans: list[list[int]] = []
+    for n in numbers:
+        if spans and n == spans[-1][1] + 1:
+            spans[-1][1] = n
+        else:
+            spans.append([n, n])
+    return ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in spans) or "none"
+
+
+def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
+    """(title, header, rows) of each table; those without rows are left out."""
+    operators = [[one["type"], f"{one['calls']:,}", _figure(one["seconds"], "ms", 1e-3), _share(one["share"]),
+                  _figure(one["flops_per_second"], "GFLOP/s", 1e9)] for one in found["operators"]]
+    transfers = [[one["name"], f"{one['calls']:,}", _figure(one["seconds"], "ms", 1e-3), _share(one["wait_share"]),
+                  _figure(one["gb_per_second"], "GB/s")] for one in found["communication"]]
+    both = [("Operators that cost most", ["operator", "calls", "time", "share", "rate"], operators),
+            ("Communication, hidden or not", ["operation", "calls", "time", "of it waiting", "bandwidth"], transfers)]
+    return [table for table in both if table[2]]
+
+
+def gain(item: dict) -> str:
+    """In words."""
+    return "" if item["gain"] is None else f" (at most {item['gain']:.2f} times as fast)"
+
+
+def markdown(found: dict) -> str:
+    """The whole verdict."""
+    lines = [f"# Profile of {found['run']}, {found['window']}", ""]
+    if found["shares"]:
+        lines += [f"**{' : '.join(PARTS)} = {found['ratio']}** (7 : 2 : 1 or better is good)", "",
+                  f"Bottleneck: **{found['bottleneck']['name']}**. {found['bottleneck']['why']}.", "",
+                  f"{found['utilisation']['text']}.", ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {figure} |" for name, figure in summary(found)), ""]
+    for title, header, rows in tables(found):
+        lines += [f"## {title}", "", f"| {' | '.join(header)} |", "|" + "---|" * len(header),
+                  *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows), ""]
+    if found["advice"]:
+        lines += ["## What to try, in this order", ""]
+        for number, item in enumerate(found["advice"], 1):
+            lines += [f"{number}. **{item['area']}**: {item['why']}{gain(item)}", *(f"   - {one}" for one in item["try"])]
+        lines.append("")
+    if found["problems"]:
+        lines += ["## Not used", "", *(f"- {problem}" for problem in found["problems"]), ""]
+    return "\n".join(lines)
+
+
+def html(found: dict) -> str:
+    """The same as a page; nothing is loaded from anywhere."""
+    title = f"Profile of {escape(found['run'])}"
+    parts = [f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"]
+    if shares := found["shares"]:
+        bar = "".join(f'<div style="width:{100 * shares[part]:.2f}%;background:{COLOURS[part]}">{part} {shares[part]:.1%}</div>'
+                      for part in PARTS)
+        parts += [f"<div class=bar>{bar}</div>",
+                  f"<p><b>{' : '.join(PARTS)} = {found['ratio']}</b> (7 : 2 : 1 or better is good)",
+                  f"<p>Bottleneck: <b>{found['bottleneck']['name']}</b>. {escape(found['bottleneck']['why'])}.",
+                  f"<p class=sign>{escape(found['utilisation']['text'])}."]
+    parts.append(_table([], [list(line) for line in summary(found)]))
+    for title, header, rows in tables(found):
+        parts += [f"<h2>{escape(title)}</h2>", _table(header, rows)]
+    if found["advice"]:
+        items = "".join(f"<li><b>{escape(item['area'])}</b>: {escape(item['why'] + gain(item))}<ul>"
+                        + "".join(f"<li>{escape(one)}</li>" for one in item["try"]) + "</ul></li>" for item in found["advice"])
+        parts.append(f"<h2>What to try, in this order</h2><ol>{items}</ol>")
+    if found["problems"]:
+        parts.append("<h2>Not used</h2><ul>" + "".join(f"<li>{escape(problem)}</li>" for problem in found["problems"]) + "</ul>")
+    return "\n".join([*parts, "</html>", ""])
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    head = "<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in header) + "</tr>" if header else ""
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{head}{body}</table>"
+
+
+def to_tensorboard(found: dict, board: TensorBoard) -> None:
+    """Scalars at the window's last step, and the verdict as text."""
+    step = max(found["steps"], default=0)
+    window = found["memory"]["window"] or {}
+    board.scalars(step, {f"profile/share_{part}": share for part, share in (found["shares"] or {}).items()}
+                  | {"profile/step_seconds": found["step_seconds"], "profile/mfu": found["mfu"],
+                     "profile/model_flops_per_second": found["model_flops_per_second"],
+                     "profile/memory_slope_bytes_per_step": found["memory"]["slope_bytes_per_step"],
+                     "profile/fragmentation": window.get("fragmentation")})
+    board.text(step, "profile/verdict", markdown(found))
