@@ -93,6 +93,7 @@ class Profile(Callback):
         if self.window:
             with self.guarded():
                 self.note()
+            self.snap()
         elif self.rank == 0 and self.request.exists() or self.rank and self.order.exists():
             with self.guarded():
                 self.listen()
@@ -133,7 +134,7 @@ class Profile(Callback):
         self.snap()
 
     def snap(self) -> None:
-        """From here on the next step's time runs."""
+        """From here on the next step's time runs: not before the profiler's own has been counted."""
         self.started, self.before = time.time(), Counter(self.clock.seconds)
 
     def note(self) -> None:
@@ -143,7 +144,6 @@ class Profile(Callback):
         self.profiler.step()
         if self.step == self.window.last:
             self.finish()
-        self.snap()
 
     def finish(self) -> None:
         """Write the marks; the profiler has written its files."""

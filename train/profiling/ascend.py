@@ -1,6 +1,7 @@
 """Ascend's profile: ASCEND_PROFILER_OUTPUT/.  Column names are those that MindSpore 2.10's viewers write
 (mindspore/profiler/analysis/viewer); op_statistic.csv is CANN's msprof's. Nothing here has met a real card's files yet.
 """
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from train.profiling.matrix import flops_of_sizes, is_product, shapes_of_ascend
 from train.profiling.tables import Broken, read_json, read_table
 from train.profiling.windows import Mark, Marks
 
+MEGABYTE = 1024 * 1000  # memory_record.csv: MindSpore divides bytes by 1024, and these by 1000
+KIND = re.compile(r"^hcom_|_*__\d.*$|-op\d.*$")  # what is not the kind in hcom_allReduce__101_0_1, AllReduce-op12
 BETWEEN_RANKS = ("hcom_", "AllReduce", "AllGather", "ReduceScatter", "Send", "Receive", "Broadcast", "AlltoAll", "allreduce",
                  "allgather", "reducescatter", "broadcast", "alltoall")
 
@@ -100,7 +103,7 @@ def _transfers(profile: RankProfile, folder: Path, _) -> None:
         for name, info in _operations(read_json(path)):
             operation, _, group = name.partition("@")
             times, links = info["Communication Time Info"], info["Communication Bandwidth Info"]
-            into = sums[f"{operation.split('__')[0].removeprefix('hcom_').rstrip('_')} over {group or 'all'}"]
+            into = sums[f"{KIND.sub('', operation.split('/')[-1])} over group {group or 'all'}"]
             wait = float(times["Wait Time(ms)"])
             into[0] += 1
             into[1] += float(times.get("Elapse Time(ms)", wait + float(times["Transit Time(ms)"]))) * 1e-3
@@ -125,5 +128,5 @@ def _memory(profile: RankProfile, folder: Path, _) -> None:
     component = next((c for c in ("MindSpore+GE", "MindSpore", "GE") if any(r["Component"] == c for r in rows)), None)
     if component is None:
         raise Broken(f"{folder / 'memory_record.csv'}: no rows of MindSpore or GE")
-    profile.memory += sorted((row[columns[0]] * 1e-6, row[columns[1]] * 2**20, row[columns[2]] * 2**20)
+    profile.memory += sorted((row[columns[0]] * 1e-6, row[columns[1]] * MEGABYTE, row[columns[2]] * MEGABYTE)
                              for row in rows if row["Component"] == component)
