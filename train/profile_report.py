@@ -59,8 +59,8 @@ def report(run: Path, rank: int | None, step: int | None) -> tuple[Path, dict]:
     context = context_of(run, load_config(run / "config.yaml"), world_size, device)
     told = verdict(ranks, world_size, device, rows, context, window)
     told["problems"] += problems
-    told["mfu_why"] = None if told["mfu"] is not None else (
-        "no steps" if told["step_seconds"] is None else "parallel.topology.device_tflops is a card's: set this machine's peak")
+    unknown = "parallel.topology.device_tflops is a card's: set this machine's peak" if told["model_flops_per_second"] else "no steps"
+    told["mfu_why"] = None if told["mfu"] is not None else unknown
     return window, told | {"advice": advice(told, context)}
 
 

@@ -51,6 +51,11 @@ def test_mfu_and_rates(tmp_path):
     assert 1.0 < flops / (6 * weights * batch * seq) < 1.3
     assert found["model_flops_per_second"] == near(flops / 0.1)
     assert found["mfu"] == near(flops / 0.1 / 2e12)
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"step": s, "step_seconds": x}) + "\n" for s, x in
+                                               ((1, None), (2, 0.07), (3, 0.08), (4, 0.3))))
+    usual = judged(run)  # without the profiler, by the median
+    assert usual["mfu"] == near(flops / 0.08 / 2e12) and usual["tokens_per_second"] == near(batch * seq / 0.08)
+    assert usual["step_seconds"] == near(0.1)
     rate = {one["type"]: one["flops_per_second"] for one in found["operators"]}
     assert rate["MatMulV2"] == near(2 * 2 * 1024 * 512 * 2048 / (0.6 * 0.088))
     assert rate["BatchMatMulV2"] == near(2 * 8 * 128 * 64 * 128 / (0.1 * 0.088)) and rate["Add"] is None
@@ -66,7 +71,7 @@ def test_data_bound(tmp_path):
     assert found["bottleneck"]["name"] == "data" and found["shares"]["data"] == near(0.30)
     first = found["advice"][0]
     assert first["area"] == "data" and first["gain"] == near(1 / 0.7)
-    assert "data.prefetch=16 (now 8)" in first["try"][0] and not found["utilisation"]["stop"]
+    assert "data.prefetch (now auto and 8)" in first["try"][0] and not found["utilisation"]["stop"]
     assert areas(found) == ["data", "host", "operators", "parallel"]  # in the order in which to act
 
 
@@ -134,7 +139,7 @@ def test_the_pages(tmp_path):
     make_ascend(run, 0, 1, computing=60, exposed=5, free=35, data=30)
     found, window = judged(run), run / "profile" / f"step_{FIRST:08d}"
     page = (window / "verdict.html").read_text()
-    assert "http" not in page and "width:30.00%" in page and "data.prefetch=16" in page
+    assert "http" not in page and "width:30.00%" in page and "(now auto and 8)" in page
     assert page.count("<table>") == page.count("</table>") == 3
     markdown = (window / "verdict.md").read_text()
     assert "Bottleneck: **data**" in markdown and "| MatMulV2 | 8 |" in markdown and "(at most 1.43 times as fast)" in markdown

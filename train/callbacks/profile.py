@@ -32,6 +32,8 @@ def start_profiler(folder: Path, window: Window):
     level = p._ExperimentalConfig(profiler_level=p.ProfilerLevel.Level1, aic_metrics=p.AicoreMetrics.PipeUtilization) \
         if ascend else None
     ready = p.tensorboard_trace_handler(str(folder), async_mode=ascend)  # first: it says where the files go
+    if ready is None:  # it only logs what is wrong, and would write to the current folder
+        raise RuntimeError(f"mindspore.profiler does not take the folder {folder}")
     return p.profile(activities=[p.ProfilerActivity.CPU, *([p.ProfilerActivity.NPU] if ascend else [])], profile_memory=True,
                      record_shapes=ascend, schedule=p.schedule(wait=0, warmup=window.warmup, active=window.active, repeat=1),
                      on_trace_ready=ready, experimental_config=level)

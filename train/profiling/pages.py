@@ -26,7 +26,8 @@ def summary(found: dict) -> list[tuple[str, str]]:
     slow = found["stragglers"]
     where = f"rank {_spans(found['ranks'])} of {found['world_size']}, {found['device']}"
     return [("profiled", f"steps {_spans(found['steps'])} on {where}"),
-            ("a step", _figure(found["step_seconds"], "ms", 1e-3)),
+            ("a step", f"{_figure(found['step_seconds'], 'ms', 1e-3)} under the profiler, "
+                       f"{_figure(found['usual_step_seconds'], 'ms', 1e-3)} as usual"),
             ("tokens", _figure(found["tokens_per_second"], "a second")),
             ("model FLOPs", _figure(found["model_flops_per_second"], "TFLOP/s", 1e12)),
             ("MFU", _share(found["mfu"]) if found["mfu"] is not None else f"- ({found['mfu_why']})"),

@@ -34,13 +34,15 @@ def verdict(ranks: list[RankProfile], world_size: int, device: str, rows: list[d
     steps = [step for rank in ranks for step in rank.steps]
     seconds = mean(step.seconds for step in steps) or None
     shares = {part: mean(getattr(step, part) for step in steps) / seconds for part in PARTS} if seconds else None
+    usual = usual_seconds(rows)
+    speed = usual or seconds
     flops = context.tokens_per_step * model_flops(context.sizes)
     problems = list(dict.fromkeys(problem for rank in ranks for problem in rank.problems))
     return {
         "run": context.run, "window": window.name, "device": device, "world_size": world_size,
         "ranks": [rank.rank for rank in ranks], "steps": sorted({step.step for step in steps}),
-        "step_seconds": seconds,
-        "tokens_per_second": context.tokens_per_step / seconds if seconds else None,
+        "step_seconds": seconds, "usual_step_seconds": usual,
+        "tokens_per_second": context.tokens_per_step / speed if speed else None,
         "shares": shares,
         "bubble": mean(step.bubble for step in steps) / seconds if seconds else None,
         "ratio": ratio(shares) if shares else None,
@@ -49,11 +51,17 @@ def verdict(ranks: list[RankProfile], world_size: int, device: str, rows: list[d
         "communication": communication(ranks),
         "memory": {**memory.of_run(rows), "window": memory.of_window(fullest(ranks))},
         "stragglers": stragglers(ranks),
-        "model_flops_per_second": flops / seconds if seconds else None,
-        "mfu": flops / seconds / (context.device_tflops * 1e12 * world_size) if seconds and context.device_tflops else None,
+        "model_flops_per_second": flops / speed if speed else None,
+        "mfu": flops / speed / (context.device_tflops * 1e12 * world_size) if speed and context.device_tflops else None,
         "utilisation": utilisation(shares["computation"]) if shares else None,
         "problems": problems,
     }
+
+
+def usual_seconds(rows: list[dict]) -> float | None:
+    """The median step of metrics.jsonl: what a step takes without a profiler, which slows small operators down. None: unknown."""
+    told = [row["step_seconds"] for row in rows if isinstance(row.get("step_seconds"), int | float)]
+    return median(told) if told else None
 
 
 def ratio(shares: dict[str, float]) -> str:
