@@ -59,8 +59,9 @@ def report(run: Path, rank: int | None, step: int | None) -> tuple[Path, dict]:
     context = context_of(run, load_config(run / "config.yaml"), world_size, device)
     told = verdict(ranks, world_size, device, rows, context, window)
     told["problems"] += problems
-    unknown = "parallel.topology.device_tflops is a card's: set this machine's peak" if told["model_flops_per_second"] else "no steps"
-    told["mfu_why"] = None if told["mfu"] is not None else unknown
+    if told["mfu"] is None:
+        told["mfu_why"] = "parallel.topology.device_tflops is a card's: set this machine's" if told["model_flops_per_second"] \
+            else "no steps"
     return window, told | {"advice": advice(told, context)}
 
 

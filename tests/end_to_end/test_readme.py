@@ -110,6 +110,13 @@ def test_own_text(shell):
     assert "stage/all/perplexity" in out
 
 
+def test_profile(shell):
+    few = " profile.skip_first=1 profile.warmup=0 profile.active=2 eval.stage.enabled=false eval.deep.enabled=false"
+    short_run(shell, "bash run_scripts/run_standalone.sh --set run.name=profiled profile.enabled=true" + few)
+    out = shell("python -m train.profile_report runs/profiled")
+    assert "computation : communication : data : host" in out and "steps 2-3 on rank 0" in out and "MatMul" in out
+
+
 def test_inspect_and_print_config(shell):
     prepared = f" --set data.prepared_dir='{shell.folder}/inspected'"
     shell(f"python -m data prepare --config '{ROOT}'/{SMOKE}{prepared}")

@@ -1,13 +1,17 @@
 """When the profiler looks on, and that a run does not depend on it."""
+import json
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from train.callbacks.profile import REQUEST, Profile
+from tests.conftest import exact, metrics
+from train.callbacks.profile import REQUEST, Profile, start_profiler
 from train.clock import Clock
 from train.config import ProfileConfig
-from train.profiling.windows import Marks, folder_of, scheduled
+from train.profile_report import main
+from train.profiling.windows import Marks, Window, folder_of, scheduled
+from train.run import run
 
 
 class Recorder:
@@ -135,3 +139,34 @@ def test_evaluation_and_the_profilers_own_time_are_no_part_of_a_step(tmp_path):
     assert mark.gap["eval"] >= 0.1 and mark.gap["data"] >= 0.02
     assert mark.seconds == mark.end - mark.start - mark.gap["eval"] > 0.02
     assert profile.clock.seconds["profile"] >= 0.2 and profile.clock.training() < profile.clock.total() - 0.3
+
+
+QUICK = ("eval.stage.enabled=false", "eval.deep.enabled=false", "health.enabled=false", "train.total_steps=12",
+         "train.log_every_steps=1")
+
+
+def test_a_real_run(tiny, capfd):
+    """A window on request and one by schedule, in one process; what is trained stays the same to the bit."""
+    config = tiny(*QUICK, "profile.enabled=true", "profile.skip_first=6", "profile.warmup=1", "profile.active=3")
+    folder = config.run.folder
+    folder.mkdir(parents=True)
+    (folder / REQUEST).touch()
+    run(config)
+    assert "profiles no more" not in capfd.readouterr().out and not (folder / REQUEST).exists()
+    assert [path.name for path in sorted((folder / "profile").iterdir())] == ["step_00000002", "step_00000007"]
+    for first, arguments in ((2, ["--step", "2"]), (7, [])):
+        assert main([str(folder), *arguments]) == 0
+        found = json.loads((folder / "profile" / f"step_{first:08d}" / "verdict.json").read_text())
+        assert found["steps"] == [first + 1, first + 2, first + 3] and found["problems"] == [], found["problems"]
+        assert sum(found["shares"].values()) == pytest.approx(1.0) and min(found["shares"].values()) >= 0
+        assert found["shares"]["computation"] > 0.05 and found["device"] == "CPU"
+        products = [one for one in found["operators"] if one["type"] == "MatMul"]
+        assert products and products[0]["calls"] % 3 == 0 and products[0]["flops_per_second"] > 1e6
+        assert found["memory"]["window"]["peak_reserved_bytes"] > 0
+    run(plain := tiny(*QUICK, "run.name=plain"))
+    assert exact(metrics(folder)) == exact(metrics(plain.run.folder)) and not (plain.run.folder / "profile").exists()
+
+
+def test_a_folder_that_the_profiler_does_not_take(tmp_path):
+    with pytest.raises(RuntimeError, match="does not take the folder"):  # it would write to ./data, and only log that
+        start_profiler(tmp_path / "a+b", Window(1, 0, 1))

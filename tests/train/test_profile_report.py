@@ -135,12 +135,14 @@ def test_fragmentation(tmp_path):
 
 
 def test_the_pages(tmp_path):
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, memory=[1e9, 2e9, 2e9])
     make_ascend(run, 0, 1, computing=60, exposed=5, free=35, data=30)
     found, window = judged(run), run / "profile" / f"step_{FIRST:08d}"
     page = (window / "verdict.html").read_text()
     assert "http" not in page and "width:30.00%" in page and "(now auto and 8)" in page
     assert page.count("<table>") == page.count("</table>") == 3
+    assert 'points="0.0,60.0 300.0,10.0 600.0,10.0"' in page
+    assert [one["step"] for one in found["each_step"]] == found["steps"]
     markdown = (window / "verdict.md").read_text()
     assert "Bottleneck: **data**" in markdown and "| MatMulV2 | 8 |" in markdown and "(at most 1.43 times as fast)" in markdown
     events = EventAccumulator(str(run / "tensorboard" / "profile")).Reload()

@@ -1,6 +1,7 @@
 """Profiles some steps by mindspore.profiler: by the schedule of the section `profile`, or when somebody asks for it."""
 import contextlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -96,7 +97,7 @@ class Profile(Callback):
             with self.guarded():
                 self.note()
             self.snap()
-        elif self.rank == 0 and self.request.exists() or self.rank and self.order.exists():
+        elif os.path.exists(self.request if self.rank == 0 else self.order):  # unlike Path's, it never raises
             with self.guarded():
                 self.listen()
         if self.rank == 0 and self.requested and self.step >= self.requested.first:

@@ -32,8 +32,8 @@ def _item(area: str, why: str, settings: list[str], gain: float | None) -> dict:
 def _data(shares: dict, c: dict) -> list[dict]:
     if shares["data"] < WORTH:
         return []
-    settings = [f"data.num_workers and data.prefetch (now {c['num_workers']} and {c['prefetch']}) as python -m data tune --config C "
-                "names them; workers for 50 to 75 % of the cores at most, more is slower"]
+    settings = [f"data.num_workers and data.prefetch (now {c['num_workers']} and {c['prefetch']}) as python -m data tune "
+                "--config C names them; workers for 50 to 75 % of the cores at most, more is slower"]
     if c["cache"] == "none":
         settings.append("data.cache=memory: if the samples fit into memory")
     if c["log_samples"]:

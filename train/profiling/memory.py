@@ -36,14 +36,11 @@ def trend(steps: list[int], held: list[float]) -> dict:
 
 
 def of_run(rows: list[dict]) -> dict:
-    """The trend of metrics.jsonl's `memory_bytes`. Of rows that were written together only the last: they share one look."""
-    found: dict[float, tuple[int, float]] = {}
-    for row in rows:
-        value = row.get("memory_bytes")
-        if isinstance(value, int | float) and isinstance(row.get("step"), int):
-            found[row["step"]] = row["step"], float(value)
-    points = sorted(found.values())
-    return trend([step for step, _ in points], [value for _, value in points])
+    """The trend of metrics.jsonl's `memory_bytes`, and "curve": [(step, bytes)], 400 of them at most."""
+    points = sorted({row["step"]: (row["step"], float(row["memory_bytes"])) for row in rows if isinstance(row.get("step"), int)
+                     and isinstance(row.get("memory_bytes"), int | float)}.values())
+    curve = points[::max(1, len(points) // 200)]
+    return {**trend([step for step, _ in points], [value for _, value in points]), "curve": curve}
 
 
 def of_window(points: list[tuple[float, float, float]]) -> dict | None:

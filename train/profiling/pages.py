@@ -96,7 +96,7 @@ def html(found: dict) -> str:
                   f"<p><b>{' : '.join(PARTS)} = {found['ratio']}</b> (7 : 2 : 1 or better is good)",
                   f"<p>Bottleneck: <b>{found['bottleneck']['name']}</b>. {escape(found['bottleneck']['why'])}.",
                   f"<p class=sign>{escape(found['utilisation']['text'])}."]
-    parts.append(_table([], [list(line) for line in summary(found)]))
+    parts += [_table([], [list(line) for line in summary(found)]), _curve(found["memory"]["curve"])]
     for title, header, rows in tables(found):
         parts += [f"<h2>{escape(title)}</h2>", _table(header, rows)]
     if found["advice"]:
@@ -112,6 +112,16 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     head = "<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in header) + "</tr>" if header else ""
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table>{head}{body}</table>"
+
+
+def _curve(points: list[tuple[int, float]]) -> str:
+    """Memory over the run's steps, from zero, as a picture; nothing without figures."""
+    if len(points) < 2 or not (top := max(held for _, held in points)):
+        return ""
+    first, last = points[0][0], points[-1][0]
+    line = " ".join(f"{600 * (step - first) / (last - first):.1f},{110 - 100 * held / top:.1f}" for step, held in points)
+    return (f"<h2>Memory over steps {first} to {last}, at most {top / 2**20:,.0f} MiB</h2>"
+            f'<svg viewBox="0 0 600 112" width="100%"><polyline fill="none" stroke="#2a7f62" points="{line}"/></svg>')
 
 
 def to_tensorboard(found: dict, board: TensorBoard) -> None:

@@ -51,7 +51,7 @@ def read_rank(rank: int, folder: Path) -> tuple[RankProfile, Marks | None]:
     except Broken as broken:
         marks = None
         problems.append(str(broken))
-    made = sorted(folder.glob("*_ascend_ms"))
+    made = sorted(folder.glob("*_ascend_ms"), key=lambda path: path.name.rsplit("_", 3)[1:])  # <host>_<pid>_<time>_ascend_ms
     if not made:
         problems.append(f"{folder}: mindspore.profiler wrote nothing")
         return RankProfile(rank, marks.device if marks else "", problems=problems), marks

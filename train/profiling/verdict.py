@@ -1,6 +1,6 @@
 """What a profile says: where the time goes, what is the bottleneck, which rank is slow. One dict, as it is written as JSON."""
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median, median_low
 
@@ -54,6 +54,7 @@ def verdict(ranks: list[RankProfile], world_size: int, device: str, rows: list[d
         "model_flops_per_second": flops / speed if speed else None,
         "mfu": flops / speed / (context.device_tflops * 1e12 * world_size) if speed and context.device_tflops else None,
         "utilisation": utilisation(shares["computation"]) if shares else None,
+        "each_step": [{"rank": rank.rank, **asdict(step)} for rank in ranks for step in rank.steps],
         "problems": problems,
     }
 
