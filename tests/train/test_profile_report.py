@@ -96,6 +96,26 @@ def test_the_bubble_of_a_pipeline(tmp_path):
     assert any("num_micro_batches" in line and "pp=2" in line for line in found["advice"][-1]["try"])
 
 
+def test_a_window_without_steps_of_the_profilers_own(tmp_path):
+    run = make_run(tmp_path)
+    path = make_ascend(run, 0, 1, computing=60, exposed=5, free=35, data=30) / "step_trace_time.csv"
+    header, *rows = (line.split(",") for line in path.read_text().split())
+    whole = [sum(float(row[i]) for row in rows) for i in range(1, len(header))]
+    path.write_text("\n".join([",".join(header), ",".join(map(str, [0, *whole])), ""]))
+    found = judged(run)
+    assert found["step_seconds"] == near(0.1) and found["shares"]["data"] == near(0.3) and found["steps"] == [FIRST + WARMUP]
+
+
+def test_steps_that_are_not_ours_are_not_taken(tmp_path, capsys):
+    run = make_run(tmp_path)
+    path = make_ascend(run, 0, 1, computing=60, exposed=5, free=35, data=30) / "step_trace_time.csv"
+    text = path.read_text()
+    path.write_text(text + "9,1,1,1,1,1,1,1,1,1\n")
+    assert judged(run)["steps"] == list(range(FIRST + WARMUP, FIRST + WARMUP + STEPS)) and not capsys.readouterr().err
+    path.write_text(text.split("\n")[0] + "\n8,1,1,1,1,1,1,1,1,1\n9,1,1,1,1,1,1,1,1,1\n")
+    assert judged(run)["shares"] is None and "are not those of the step marks, 13 to 16" in capsys.readouterr().err
+
+
 def test_a_straggler(tmp_path):
     run = make_run(tmp_path)
     for rank in range(4):

@@ -29,19 +29,20 @@ def read(profile: RankProfile, folder: Path, marks: Marks | None) -> None:
 
 
 def _steps(profile: RankProfile, folder: Path, marks: Marks | None) -> None:
-    numbers = ["Computing", "Communication(Not Overlapped)", "Free", "Bubble"]
-    rows = read_table(folder / "step_trace_time.csv", numbers, ["Step"])
-    first = marks.first if marks else 0
-    by_step = {mark.step: mark for mark in marks.steps} if marks else {}
+    path, numbers = folder / "step_trace_time.csv", ["Computing", "Communication(Not Overlapped)", "Free", "Bubble"]
+    rows = read_table(path, numbers, ["Step"])
+    first, told = (marks.first, marks.steps) if marks else (0, [])
     for row in rows:
         try:
             step = first + int(row["Step"] or 0)
         except ValueError:
-            raise Broken(f"{folder / 'step_trace_time.csv'}: Step is {row['Step']!r}, not a number") from None
+            raise Broken(f"{path}: Step is {row['Step']!r}, not a number") from None
         # Without steps of its own (graphs that sink), the profiler gives one row for the whole window.
-        whole = len(rows) == 1 and len(by_step) > 1
-        own = list(by_step.values()) if whole else [by_step[step]] if step in by_step else []
-        profile.steps.append(_step(step if not whole else own[0].step, [row[name] * 1e-6 for name in numbers], own))
+        own = told if len(rows) == 1 else [mark for mark in told if mark.step == step]
+        if own or not told:  # a row that we have no mark of is a step that was cut
+            profile.steps.append(_step(own[0].step if own else step, [row[name] * 1e-6 for name in numbers], own))
+    if not profile.steps:
+        raise Broken(f"{path}: its steps are not those of the step marks, {told[0].step} to {told[-1].step}")
 
 
 def _step(step: int, seconds: list[float], marks: list[Mark]) -> StepTime:

@@ -2,13 +2,13 @@
 import math
 import re
 
-PRODUCTS = re.compile(r"(Batch)?MatMul(V\d|Common)?|Mm|GroupedMatmul", re.IGNORECASE)
+PRODUCTS = re.compile(r"(Batch)?MatMul(V\d|Common)?|Mm", re.IGNORECASE)
 SHAPE = re.compile(r"\[([\d, ]*)\]")
 
 
 def is_product(kind: str) -> bool:
     """Whether an operator of this type is a plain matrix product."""
-    return PRODUCTS.fullmatch(kind) is not None and kind != "GroupedMatmul"
+    return PRODUCTS.fullmatch(kind) is not None
 
 
 def flops_of_inputs(a: tuple[int, ...], b: tuple[int, ...]) -> int | None:
