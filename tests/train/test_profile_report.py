@@ -99,7 +99,7 @@ def test_the_bubble_of_a_pipeline(tmp_path):
 def test_a_window_without_steps_of_the_profilers_own(tmp_path):
     run = make_run(tmp_path)
     path = make_ascend(run, 0, 1, computing=60, exposed=5, free=35, data=30) / "step_trace_time.csv"
-    header, *rows = (line.split(",") for line in path.read_text().split())
+    header, *rows = (line.split(",") for line in path.read_text().splitlines())
     whole = [sum(float(row[i]) for row in rows) for i in range(1, len(header))]
     path.write_text("\n".join([",".join(header), ",".join(map(str, [0, *whole])), ""]))
     found = judged(run)

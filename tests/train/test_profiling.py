@@ -10,7 +10,7 @@ from parallel.errors import UserError
 from train.checks import plan
 from train.config import ProfileConfig
 from train.profiling import cpu, memory
-from train.profiling.figures import RankProfile
+from train.profiling.figures import RankProfile, between_ranks
 from train.profiling.matrix import flops_of_inputs, flops_of_sizes, is_product, shapes_of_ascend, shapes_of_cpu
 from train.profiling.windows import Mark, Marks, scheduled
 
@@ -62,6 +62,11 @@ def test_tiled_formats_of_ascend():
     assert shapes_of_cpu("MatMul-op0;41;input_1:[8, 129];input_2:TupleShape(NoShape);input_3:[];") == [(8, 129), ()]
     assert [is_product(kind) for kind in ("MatMul", "BatchMatMul", "MatMulV2", "BatchMatMulV3", "Mm", "MatMulCommon", "Mul")] \
         == [True] * 6 + [False]
+
+
+def test_what_is_communication():
+    between = ("AllReduce", "hcom_allReduce__101_0_1", "AllGather", "ReduceScatter", "AlltoAll", "Broadcast", "Send", "Receive")
+    assert all(map(between_ranks, between)) and not any(map(between_ranks, ("BroadcastTo", "ReduceSum", "ReduceMean", "MatMul")))
 
 
 def curve(kind: str, steps: np.ndarray) -> np.ndarray:

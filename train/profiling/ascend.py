@@ -6,15 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from train.profiling.figures import Operator, RankProfile, StepTime, Transfer, mean
+from train.profiling.figures import Operator, RankProfile, StepTime, Transfer, between_ranks, mean
 from train.profiling.matrix import flops_of_sizes, is_product, shapes_of_ascend
 from train.profiling.tables import Broken, read_json, read_table
 from train.profiling.windows import Mark, Marks
 
 MEGABYTE = 1024 * 1000  # memory_record.csv: MindSpore divides bytes by 1024, and these by 1000
 KIND = re.compile(r"^hcom_|_*__\d.*$|-op\d.*$")  # what is not the kind in hcom_allReduce__101_0_1, AllReduce-op12
-BETWEEN_RANKS = ("hcom_", "AllReduce", "AllGather", "ReduceScatter", "Send", "Receive", "Broadcast", "AlltoAll", "allreduce",
-                 "allgather", "reducescatter", "broadcast", "alltoall")
 
 
 def read(profile: RankProfile, folder: Path, marks: Marks | None) -> None:
@@ -70,7 +68,7 @@ def _operators(profile: RankProfile, folder: Path, _) -> None:
         profile.problems.append(str(broken))
         kinds = kernels
     for kind, (calls, seconds) in kinds.items():
-        if not kind.startswith(BETWEEN_RANKS):
+        if not between_ranks(kind):
             counted, total = flops.get(kind, (0, None))
             profile.operators.append(Operator(kind, int(calls), seconds, total if counted == calls else None))
 

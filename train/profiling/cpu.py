@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from train.profiling.figures import Operator, RankProfile, StepTime, Transfer
+from train.profiling.figures import Operator, RankProfile, StepTime, Transfer, between_ranks
 from train.profiling.matrix import flops_of_inputs, is_product, shapes_of_cpu
 from train.profiling.tables import Broken, read_table, read_text
 from train.profiling.windows import Marks
 
-COMMUNICATION = re.compile(r"AllReduce|AllGather|ReduceScatter|AlltoAll|Broadcast|Send|Receive|NeighborExchange|Barrier|Reduce|"
-                           r"CollectiveScatter|CollectiveGather")
 OPERATOR = re.compile(r"([^/]+?)-op\d*$")
 
 
@@ -42,7 +40,7 @@ def executions(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         try:
             name, _, times = line.split(";")
             kind = OPERATOR.search(name)
-            between = bool(kind and COMMUNICATION.fullmatch(kind[1]))
+            between = kind is not None and between_ranks(kind[1])
             for one in times.split():
                 begin, milliseconds, _ = one.split(",")
                 begins.append(int(begin) * 1e-9)
@@ -91,7 +89,7 @@ def _operators(profile: RankProfile, folder: Path, _) -> None:
         profile.problems.append(str(broken))
     for row in rows:
         kind, calls = row["op_type"], int(row["type_occurrences"])
-        if COMMUNICATION.fullmatch(kind):
+        if between_ranks(kind):
             profile.transfers.append(Transfer(kind, calls, row["total_compute_time"] * 1e-3))
             continue
         counted, total = flops.get(kind, (0, None))

@@ -1,7 +1,10 @@
 """What is read of one rank's profile, whatever device wrote it."""
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+COMMUNICATION = re.compile(r"hcom_.*|AllReduce|AllGatherV?|ReduceScatterV?|AlltoAll(V|VC)?|Broadcast|Reduce|Send|Receive|Barrier|"
+                           r"Collective(Scatter|Gather)|NeighborExchange(V2)?|BatchISendIRecv|MuxSend|MuxReceive", re.IGNORECASE)
 PARTS = ("computation", "communication", "data", "host")
 
 
@@ -54,6 +57,11 @@ class RankProfile:
     transfers: list[Transfer] = field(default_factory=list)
     memory: list[tuple[float, float, float]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+
+def between_ranks(kind: str) -> bool:
+    """Whether an operator of this type is communication (BroadcastTo or ReduceSum are none)."""
+    return COMMUNICATION.fullmatch(kind) is not None
 
 
 def mean(values: Iterable[float]) -> float:
