@@ -5,11 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from parallel.cost.flops import model_flops
 from tests.conftest import exact, metrics
 from train.callbacks.profile import REQUEST, Profile, start_profiler
 from train.clock import Clock
-from train.config import ProfileConfig
+from train.config import ProfileConfig, load_config
+from train.plans import sizes_of
 from train.profile_report import main
+from train.profiling.matrix import is_product
+from train.profiling.reading import read_window
 from train.profiling.windows import Marks, Window, folder_of, scheduled
 from train.run import run
 
@@ -160,8 +164,10 @@ def test_a_real_run(tiny, capfd):
         assert found["steps"] == [first + 1, first + 2, first + 3] and found["problems"] == [], found["problems"]
         assert sum(found["shares"].values()) == pytest.approx(1.0) and min(found["shares"].values()) >= 0
         assert found["shares"]["computation"] > 0.05 and found["device"] == "CPU"
-        products = [one for one in found["operators"] if one["type"] == "MatMul"]
-        assert products and products[0]["calls"] % 3 == 0 and products[0]["flops_per_second"] > 1e6
+        (profile,), *_ = read_window(folder / "profile" / f"step_{first:08d}", None)
+        flops = sum(one.flops for one in profile.operators if is_product(one.type)) / 3
+        # Of the shapes that the profiler noted, against the closed form; the forms for CPU sum some columns by products.
+        assert 1.0 <= flops / (4 * 16 * model_flops(sizes_of(load_config(folder / "config.yaml"), 1))) < 1.3
         assert found["memory"]["window"]["peak_reserved_bytes"] > 0
     run(plain := tiny(*QUICK, "run.name=plain"))
     assert exact(metrics(folder)) == exact(metrics(plain.run.folder)) and not (plain.run.folder / "profile").exists()

@@ -149,7 +149,9 @@ def test_a_leak(tmp_path):
 def test_fragmentation(tmp_path):
     run = make_run(tmp_path)
     make_ascend(run, 0, 1, computing=90, free=10, reserved=2.5)
-    window = judged(run)["memory"]["window"]
+    found = judged(run)
+    window = found["memory"]["window"]
+    assert areas(found)[-1] == "memory" and "60% of the reserved memory" in found["advice"][-1]["why"]
     assert window["fragmentation"] == near(0.6)
     assert window["peak_allocated_bytes"] == pytest.approx(2**30, rel=1e-3)  # though the table's MB are 1000 x 1024 bytes
 

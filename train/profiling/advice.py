@@ -3,11 +3,11 @@
 The expected gain is Amdahl's bound: a part that takes the share s of the step, and took nothing, would make it 1 / (1 - s) times
 as fast. It is what cannot be passed, not what will be reached.
 """
-from train.profiling.memory import FRAGMENTED
+from train.profiling.matrix import is_product
+from train.profiling.memory import fragmented
 from train.profiling.verdict import Context
 
 WORTH = 0.02  # a share below this is not worth a line
-PRODUCTS = ("MatMul", "BatchMatMul", "Mm")
 
 
 def bound(share: float) -> float:
@@ -54,8 +54,7 @@ def _host(shares: dict, c: dict) -> list[dict]:
 def _operators(found: dict, shares: dict, c: dict) -> list[dict]:
     if not found["operators"]:
         return []
-    rest = [one for one in found["operators"] if not one["type"].startswith(PRODUCTS)]
-    products = sum(one["share"] for one in found["operators"]) - sum(one["share"] for one in rest)
+    rest, products = [one for one in found["operators"] if not is_product(one["type"])], found["matrix_products"]
     settings, on_ascend = [], found["device"] == "Ascend"
     if c["level"] == "O0" and on_ascend:
         settings.append("precision.level=O2 precision.dtype=bfloat16: matrix products of 16 bits take a fraction of the time")
@@ -117,7 +116,7 @@ def _memory(found: dict, context: Context) -> list[dict]:
                + (full if found["device"] == "Ascend" and left > 0 else ""))
         items.append(_item("memory", why, ["what your own code keeps from step to step: outputs without .asnumpy(), lists",
                                            "ckpt.every_minutes and python -m train.supervise bridge it, and mend nothing"], None))
-    if window and (window["fragmentation"] or 0) > FRAGMENTED:
+    if window and fragmented(window):
         why = f"{window['fragmentation']:.0%} of the reserved memory is not allocated even at the peak: the pool is fragmented"
         items.append(_item("memory", why, ["MS_ALLOC_CONF=enable_vmm:True in the environment (Ascend)",
                                            "the same micro-batches and lengths in every step"], None))

@@ -55,7 +55,7 @@ def covered(begins: np.ndarray, ends: np.ndarray, first: float, last: float) -> 
     """The union of the intervals, cut to [first, last]."""
     found: list[tuple[float, float]] = []
     for i in np.argsort(begins):
-        begin, end = max(begins[i], first), min(ends[i], last)
+        begin, end = max(float(begins[i]), first), min(float(ends[i]), last)
         if begin >= end:
             continue
         if found and begin <= found[-1][1]:

@@ -14,15 +14,17 @@ def is_product(kind: str) -> bool:
 def flops_of_inputs(a: tuple[int, ...], b: tuple[int, ...]) -> int | None:
     """2 m k n for each of the batch's products, of the two inputs alone, either of them transposed or not; None: not a pair.
 
-    Of [m, k] and [k, n] the inner axis is one that both have. Where several could be it, the longest is taken, so what is
-    counted is the least: of x [tokens, h] and y [tokens, h] the product x^T y, a weight's gradient.
+    Of [m, k] and [k, n] the inner axis is one that both have. Where several could be it: of x [tokens, h] and y [tokens, h] the
+    longest, of x^T y, a weight's gradient, so that the least is counted; of a batch of q [seq, d] and k [seq, d] the last, of
+    attention's scores q k^T.
     """
     if len(a) < 2 or len(a) != len(b) or a[:-2] != b[:-2]:
         return None
     common = {*a[-2:]} & {*b[-2:]}
     if not common or 0 in (*a, *b):
         return None
-    return 2 * math.prod(a) * math.prod(b[-2:]) // max(common)
+    inner = a[-1] if len(a) > 2 and a[-1] == b[-1] else max(common)
+    return 2 * math.prod(a) * math.prod(b[-2:]) // inner
 
 
 def flops_of_sizes(kind: str, inputs: list[tuple[int, ...]], output: tuple[int, ...], plain: bool) -> float | None:

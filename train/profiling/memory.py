@@ -7,7 +7,7 @@ import numpy as np
 FEWEST = 40  # figures that a leak is told from
 WARM = 0.25  # share of them that allocators and caches take to settle
 LEAK = 0.02  # growth after that, of what is held, from which on it is one
-FRAGMENTED = 0.2
+FRAGMENTED, BLOCK = 0.2, 2**30  # share of the reserved that is in vain; MindSpore's pool grows by 1 GiB at least
 
 
 def trend(steps: list[int], held: list[float]) -> dict:
@@ -52,3 +52,9 @@ def of_window(points: list[tuple[float, float, float]]) -> dict | None:
     share = 1.0 - allocated / reserved if reserved > 0 else math.nan
     return {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved,
             "fragmentation": max(0.0, share) if math.isfinite(share) else None}
+
+
+def fragmented(window: dict) -> bool:
+    """Whether that is worth a word: a pool of one block alone is as small as it can be."""
+    vain = window["peak_reserved_bytes"] - window["peak_allocated_bytes"]
+    return (window["fragmentation"] or 0.0) > FRAGMENTED and vain > BLOCK

@@ -9,6 +9,7 @@ from parallel.cost.flops import model_flops
 from parallel.cost.sizes import Sizes
 from train.profiling import memory
 from train.profiling.figures import PARTS, Operator, RankProfile, StepTime, mean
+from train.profiling.matrix import is_product
 
 GOOD = (7, 2, 1)  # computation : communication : data, of ten
 COMMUNICATION, DATA, HOST = 0.30, 0.20, 0.20  # shares from which on it is the bottleneck; the host's is taken as data's
@@ -48,6 +49,7 @@ def verdict(ranks: list[RankProfile], world_size: int, device: str, rows: list[d
         "ratio": ratio(shares) if shares else None,
         "bottleneck": bottleneck(shares) if shares else None,
         "operators": operators(ranks),
+        "matrix_products": products(ranks),
         "communication": communication(ranks),
         "memory": {**memory.of_run(rows), "window": memory.of_window(fullest(ranks))},
         "stragglers": stragglers(ranks),
@@ -104,6 +106,12 @@ def operators(ranks: list[RankProfile]) -> list[dict]:
     top = sorted(found.values(), key=lambda one: -one.seconds)[:TOP]
     return [{"type": one.type, "calls": one.calls, "seconds": one.seconds, "share": one.seconds / total if total else 0.0,
              "flops_per_second": one.flops / one.seconds if one.flops and one.seconds else None} for one in top]
+
+
+def products(ranks: list[RankProfile]) -> float:
+    """The share of matrix products in all operators' time."""
+    total = sum(one.seconds for rank in ranks for one in rank.operators)
+    return sum(one.seconds for rank in ranks for one in rank.operators if is_product(one.type)) / total if total else 0.0
 
 
 def communication(ranks: list[RankProfile]) -> list[dict]:
