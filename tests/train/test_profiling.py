@@ -106,7 +106,13 @@ def write_cpu(folder, milliseconds):
         for kind, (at, ms) in times.items()))
     (folder / "cpu_op_type_info_0.csv").write_text(
         "op_type,type_occurrences,execution_frequency(per-step),total_compute_time,avg_time(ms),percent\n"
-        + "".join(f"{kind},2,1,{2 * ms},{ms},0.1\n" for kind, (_, ms) in times.items()))
+        + "Custom,6,3,12,2,0.1\n" + "".join(f"{kind},2,1,{2 * ms},{ms},0.1\n" for kind, (_, ms) in times.items()))
+    (folder / "cpu_op_detail_info_0.csv").write_text(
+        "op_side,op_type,op_name,full_op_name,op_occurrences,op_total_time(ms),op_avg_time(ms),total_proportion,subgraph,pid\n"
+        "Host,Custom,Custom-op1,Default/gpt-GPT/mlp-MLP/gelu-Gelu/Custom-op1,2,3,1.5,0.1,Default,7\n"
+        "Host,Custom,Custom-op2,Default/gpt-GPT/mlp-MLP/gelu-Gelu/Custom-op2,2,4,2.0,0.1,Default,7\n"
+        "Host,Custom,Custom-op1,Default/gpt-GPT/norm-LayerNorm/Custom-op1,2,5,2.5,0.1,Default,7\n"
+        "Host,Mul,Mul-op1,Default/a/Mul-op1,2,40,20,0.1,Default,7\n")
     (folder / "cpu_framework_0.txt").write_text(2 * "MatMul;MatMul-op1;7;input_1:[30, 20];input_2:[20, 10];input_3:NoShape;\n")
     (folder / "cpu_ms_memory_record_0.txt").write_text(
         "Timestamp(ns),Total Allocated(Byte),Total Reserved(Byte),Total Active(Byte)\n"
@@ -123,13 +129,16 @@ def test_a_cpus_files_and_our_marks(tmp_path):
         assert step.seconds == pytest.approx(0.1, rel=1e-4) and step.computation == pytest.approx(0.05, rel=1e-4)
         assert step.communication == pytest.approx(0.011, rel=1e-4) and step.data == pytest.approx(0.004)
         assert step.host == pytest.approx(0.035, rel=1e-4)
-    assert {one.type: one.flops for one in profile.operators} == {"Mul": None, "MatMul": 2 * 2 * 30 * 20 * 10}
+    assert {one.type: one.flops for one in profile.operators if "Custom" not in one.type} \
+        == {"Mul": None, "MatMul": 2 * 2 * 30 * 20 * 10}
+    assert {one.type: (one.calls, one.seconds) for one in profile.operators if "Custom" in one.type} \
+        == {"Custom (Gelu)": (4, pytest.approx(0.007)), "Custom (LayerNorm)": (2, pytest.approx(0.005))}
     assert [(one.name, one.calls, one.seconds) for one in profile.transfers] == [("AllReduce", 2, pytest.approx(0.04))]
     assert profile.memory == [(pytest.approx(1000.05), 600.0, 1000.0)]  # not the row of a window before
 
 
 @pytest.mark.parametrize("name", ["cpu_op_execute_timestamp_0.txt", "cpu_op_type_info_0.csv", "cpu_framework_0.txt",
-                                  "cpu_ms_memory_record_0.txt"])
+                                  "cpu_ms_memory_record_0.txt", "cpu_op_detail_info_0.csv"])
 @pytest.mark.parametrize("damage", ["half", "empty", "missing"])
 def test_a_cpus_broken_files_are_named(tmp_path, name, damage):
     folder = tmp_path / "FRAMEWORK"

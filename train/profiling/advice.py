@@ -29,6 +29,13 @@ def _item(area: str, why: str, settings: list[str], gain: float | None) -> dict:
     return {"area": area, "why": why, "try": settings, "gain": gain}
 
 
+def _larger(c: dict) -> str:
+    """What makes an operator's work larger: where a micro-batch is a rank's whole share already, only another batch does."""
+    if c["micro_batches"] > 1:
+        return f"train.micro_batch_size={2 * c['micro_batch']} (now {c['micro_batch']})"
+    return f"train.global_batch_size larger (a rank computes {c['micro_batch']} samples at once)"
+
+
 def _data(shares: dict, c: dict) -> list[dict]:
     if shares["data"] < WORTH:
         return []
@@ -46,7 +53,7 @@ def _host(shares: dict, c: dict) -> list[dict]:
         return []
     settings = [f"train.log_every_steps={10 * c['log_every_steps']} (now {c['log_every_steps']}): figures are fetched less often",
                 f"health.every_steps={2 * c['health_every']} (now {c['health_every']})",
-                f"train.micro_batch_size (now {c['micro_batch']}) larger: fewer, longer operators, if memory allows"]
+                f"{_larger(c)}: fewer, longer operators, if memory allows"]
     why = f"the device has nothing to do {shares['host']:.1%} of the time, while the host works"
     return [_item("host", why, settings, bound(shares["host"]))]
 
@@ -62,10 +69,10 @@ def _operators(found: dict, shares: dict, c: dict) -> list[dict]:
         settings.append(f"parallel.recompute=none, or selective, if memory allows (now {c['recompute']}): less is computed twice")
     if c["dropout"]:
         settings.append(f"model.dropout=0 (now {c['dropout']:g}), if the text is not read often: its masks cost operators")
-    if not on_ascend:
+    if not on_ascend and not any(one["type"].startswith("Custom") for one in found["operators"]):
         settings.append("a C++ compiler on this machine: slow CPU operators of MindSpore's are then replaced by compiled ones; a "
                         "run says at its beginning if they are not")
-    settings.append(f"train.micro_batch_size (now {c['micro_batch']}) larger: matrix products reach more of the peak")
+    settings.append(f"{_larger(c)}: matrix products reach more of the peak")
     if not rest:
         return [_item("operators", f"matrix products take {products:.1%} of the operators' time", settings, None)]
     worst = rest[0]
@@ -94,8 +101,9 @@ def _parallel(found: dict, shares: dict, c: dict) -> list[dict]:
     if c["optimizer_sharding"]:
         settings.append("parallel.optimizer_sharding=false, if memory allows: weights are not gathered")
     if found["world_size"] > c["tp"] * c["pp"]:
-        settings.append(f"parallel.fusion_mb (now {c['fusion_mb']}): smaller parcels of gradients start earlier and hide better, "
-                        "very small ones wait for their latency")
+        if found["device"] == "Ascend":  # CPU workers send their gradients as one parcel
+            settings.append(f"parallel.fusion_mb (now {c['fusion_mb']}): smaller parcels of gradients start earlier and hide "
+                            "better, very small ones wait for their latency")
         settings.append("train.global_batch_size larger: one sum of the gradients for more computation")
     settings.append("python -m train.preflight --config C --world-size N --advise: other plans, by estimate")
     worst = found["communication"][0] if found["communication"] else None

@@ -13,6 +13,7 @@ from train.profiling.matrix import flops_of_inputs, is_product, shapes_of_cpu
 from train.profiling.tables import Broken, read_table, read_text
 from train.profiling.windows import Marks
 
+CUSTOM = "Custom"
 OPERATOR = re.compile(r"([^/]+?)-op\d*$")
 
 
@@ -87,13 +88,33 @@ def _operators(profile: RankProfile, folder: Path, _) -> None:
     except Broken as broken:
         flops = {}
         profile.problems.append(str(broken))
+    own = _custom(profile, folder) if any(row["op_type"] == CUSTOM for row in rows) else []
+    profile.operators += own
     for row in rows:
+        if own and row["op_type"] == CUSTOM:
+            continue
         kind, calls = row["op_type"], int(row["type_occurrences"])
         if between_ranks(kind):
             profile.transfers.append(Transfer(kind, calls, row["total_compute_time"] * 1e-3))
             continue
         counted, total = flops.get(kind, (0, None))
         profile.operators.append(Operator(kind, calls, row["total_compute_time"] * 1e-3, total if counted == calls else None))
+
+
+def _custom(profile: RankProfile, folder: Path) -> list[Operator]:
+    """Operators that were compiled for this model have one type: told apart by the class of the cell that they stand in."""
+    calls, seconds = Counter(), Counter()
+    try:
+        for row in read_table(_file(folder, "cpu_op_detail_info.csv"), ["op_occurrences", "op_total_time(ms)"],
+                              ["op_type", "full_op_name"]):
+            if row["op_type"] == CUSTOM:
+                cell = row["full_op_name"].rpartition("/")[0].rpartition("/")[2].rpartition("-")[2]
+                calls[f"{CUSTOM} ({cell})"] += int(row["op_occurrences"])
+                seconds[f"{CUSTOM} ({cell})"] += row["op_total_time(ms)"] * 1e-3
+    except Broken as broken:
+        profile.problems.append(str(broken))
+        return []
+    return [Operator(kind, calls[kind], seconds[kind]) for kind in calls]
 
 
 def products(path: Path) -> dict[str, tuple[int, int]]:

@@ -24,7 +24,7 @@ def summary(found: dict) -> list[tuple[str, str]]:
     memory, window = found["memory"], found["memory"]["window"] or {}
     leak = {None: "not known, too few steps", True: "grows: a leak", False: "no leak"}[memory["leak"]]
     slow = found["stragglers"]
-    where = f"rank {_spans(found['ranks'])} of {found['world_size']}, {found['device']}"
+    where = f"rank{'s' * (len(found['ranks']) > 1)} {_spans(found['ranks'])} of {found['world_size']}, {found['device']}"
     return [("profiled", f"steps {_spans(found['steps'])} on {where}"),
             ("a step", f"{_figure(found['step_seconds'], 'ms', 1e-3)} under the profiler, "
                        f"{_figure(found['usual_step_seconds'], 'ms', 1e-3)} as usual"),
