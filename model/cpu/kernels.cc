@@ -272,25 +272,3 @@ OPERATOR(cross_entropy, 0b110) {
     g[label] -= 1.0f;
   });
 }
-
-// x [batch * t, heads * d] -> [batch, heads, t, d]
-OPERATOR(split_heads, 0) {
-  const int64_t batch = shapes[1][0], heads = shapes[1][1], t = shapes[1][2], d = shapes[1][3];
-  const float* x = at<const float>(params, 0);
-  float* y = at<float>(params, 1);
-  parallel(batch * t, heads * d, [=](int64_t r) {
-    for (int64_t h = 0; h < heads; ++h)
-      std::memcpy(y + ((r / t * heads + h) * t + r % t) * d, x + (r * heads + h) * d, d * sizeof(float));
-  });
-}
-
-// x [batch, heads, t, d] -> [batch * t, heads * d]
-OPERATOR(merge_heads, 0) {
-  const int64_t batch = shapes[0][0], heads = shapes[0][1], t = shapes[0][2], d = shapes[0][3];
-  const float* x = at<const float>(params, 0);
-  float* y = at<float>(params, 1);
-  parallel(batch * t, heads * d, [=](int64_t r) {
-    for (int64_t h = 0; h < heads; ++h)
-      std::memcpy(y + (r * heads + h) * d, x + ((r / t * heads + h) * t + r % t) * d, d * sizeof(float));
-  });
-}
