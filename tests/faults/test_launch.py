@@ -62,9 +62,11 @@ class Launcher:
     def __init__(self, folder: Path, what: str):
         (folder / "worker.py").write_text(WORKER)
         self.port, self.logs = free_port(), folder / "a run" / "logs"
+        # A shell's background job ignores SIGINT, and hands that on to all that it starts, this test run for one.
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(self.port), str(self.logs), str(folder / "worker.py"), what],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
     def marked(self) -> list[int]:
         """Processes of this job."""
