@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from ckpt import hf, store
 from model.config import LossScaleConfig, ModelConfig
+from model.cpu import library
 from model.gpt import GPT, GPTLoss
 from parallel.mesh import Mesh
 from train.config import TrainConfig
@@ -57,7 +58,8 @@ def worst_differences(step: TrainStep, name: str) -> dict[str, float]:
     return {n: float(d.max()) for n, d in differences_of(step, name).items()}
 
 
-def assert_as_pytorch(step: TrainStep, name: str) -> None:
+def assert_as_pytorch(step: TrainStep, name: str, cancelling: int = 0) -> None:
+    """cancelling: elements in the run `usual` whose gradient may be a sum that comes to nearly nothing."""
     figures = FIGURES["runs"][name]
     losses, norms, _, overflows, lrs, tokens = zip(*run(step), strict=True)
     np.testing.assert_allclose(losses, figures["losses"], rtol=0, atol=1e-5)
@@ -68,20 +70,24 @@ def assert_as_pytorch(step: TrainStep, name: str) -> None:
     differences = differences_of(step, name)
     if name == "usual":
         # A key's bias adds the same to all scores of a row, and softmax takes it away: its gradient is zero but for rounding,
-        # which Adam magnifies to steps of up to the learning rate. So it is with a single element whose gradient is a sum that
-        # comes to nearly nothing. In the run with the large epsilon they are held like all others.
+        # which Adam magnifies to steps of up to the learning rate. In the run with the large epsilon it is held like all others.
         noise = [differences.pop(n) for n in list(differences) if n.endswith(KEY_BIAS)]
         assert len(noise) == SIZES["num_layers"]
         assert max(d.max() for d in noise) < 4 * sum(figures["lrs"])
-        flat = np.sort(np.concatenate([d.ravel() for d in differences.values()]))
-        assert flat[-1] < 1e-4 and flat[-3] < 1e-5 and flat[-len(flat) // 1000] < 1e-6
-    else:
-        assert max(d.max() for d in differences.values()) < 1e-5, differences
+    flat = np.sort(np.concatenate([d.ravel() for d in differences.values()]))
+    assert flat[-1 - cancelling] < 1e-5 and flat[-1] < 1e-4, differences
 
 
 @pytest.mark.parametrize("name", FIGURES["runs"])
-def test_five_steps(name):
+def test_five_steps(name, monkeypatch):
+    monkeypatch.setattr(library, "problem", lambda: "the pure form")
     assert_as_pytorch(make_step(name), name)
+
+
+@pytest.mark.parametrize("name", FIGURES["runs"])
+def test_five_steps_of_the_compiled_operators(name):
+    assert library.problem() == ""
+    assert_as_pytorch(make_step(name), name, cancelling=int(name == "usual"))  # one element of a value's weight
 
 
 def test_two_micro_batches_with_uneven_numbers_of_tokens():
