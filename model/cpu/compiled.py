@@ -3,7 +3,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from model.config import ModelConfig
-from model.cpu import library
+from model.cpu import library, pure
 
 
 def operator(name: str, shape, dtype=ms.float32) -> ops.Custom:
@@ -21,20 +21,12 @@ def columns(*shapes):
     return [shapes[0][-1]]
 
 
-class Affine(nn.Cell):
+class Affine(pure.Affine):
     """x W^T + b: x [rows, in], W [out, in], b [out] -> [rows, out]."""
 
     def __init__(self):
         super().__init__()
-        self.matmul, self.add = ops.MatMul(transpose_b=True), ops.BiasAdd()
-        self.grad_x, self.grad_w = ops.MatMul(), ops.MatMul(transpose_a=True)
         self.grad_b = operator("column_sum", columns)
-
-    def construct(self, x, weight, bias):
-        return self.add(self.matmul(x, weight), bias)
-
-    def bprop(self, x, weight, bias, out, dout):
-        return self.grad_x(dout, weight), self.grad_w(dout, x), self.grad_b(dout)
 
 
 class Normalize(nn.Cell):
