@@ -17,6 +17,8 @@ class CkptConfig(Section):
     every_minutes: float | None = Field(30.0, gt=0.0, description="no more than so many minutes are at risk; null: steps decide")
     milestones: tuple[Share, ...] = Field((0.5, 1.0), strict=False, description="shares of the run whose checkpoints are kept")
     keep_last: int = Field(2, ge=1, description="newest checkpoints to keep, besides milestones")
+    keep_best: bool = Field(False, description="also save where the validation loss of all text is the lowest so far, and keep "
+                            "the newest such checkpoint")
     resume: Literal["auto", "none"] | CheckpointPath = Field(
         "auto", description="auto: the newest checkpoint of this run, if any; none: start anew; or the path of a checkpoint")
     init_from: CheckpointPath | None = Field(

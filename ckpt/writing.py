@@ -142,14 +142,14 @@ def finish(temporary: Path, final: Path, state: dict, config: str, files: dict[s
 def rotate(root: Path, state: dict, keep_last: int) -> None:
     """Of this run's checkpoints up to this one's step, remove all but the newest `keep_last`.
 
-    Milestones stay, and what does not bear the name that a step's checkpoint has (a copy that somebody keeps), or is of another
-    run.
+    Milestones stay, the one at the step of the best validation, and what does not bear the name that a step's checkpoint has (a
+    copy that somebody keeps), or is of another run.
     """
-    ours = []
+    ours, best = [], (state.get("best_validation") or {}).get("step")
     for folder in store.steps(root):
         found = store.read_state(folder)
         if found["step"] <= state["step"] and folder == store.folder_of(root, found["step"]) and not found.get("milestone") \
-                and found.get("run_id") == state.get("run_id"):
+                and found["step"] != best and found.get("run_id") == state.get("run_id"):
             ours.append(folder)
     remove(ours[:-keep_last])
 

@@ -29,7 +29,7 @@ def gather(values) -> np.ndarray:
     if not _GATHER:
         _GATHER.append(_Gather())
     high = values.astype(np.float32)
-    low = np.where(np.isfinite(values), values - high, 0.0).astype(np.float32)
+    low = np.subtract(values, high, out=np.zeros_like(values), where=np.isfinite(values)).astype(np.float32)
     parts = _GATHER[0](Tensor(np.concatenate((high, low)))).asnumpy().astype(np.float64)
     high, low = np.split(parts.reshape(-1, 2 * len(values)), 2, axis=1)
     return high + low

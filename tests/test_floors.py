@@ -1,6 +1,7 @@
 """The rooms' floors: no import goes up (see CONTRIBUTING.md)."""
 import ast
 import importlib
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_the_check_can_fail():
 def test_each_room_says_what_lives_there_and_what_does_not(room):
     doc = importlib.import_module(room).__doc__
     assert "Lives here:" in doc and "Does not live here:" in doc
+
+
+def test_every_package_is_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    found = {".".join(p.parent.relative_to(ROOT).parts) for room in MAY_IMPORT for p in (ROOT / room).rglob("__init__.py")}
+    assert sorted(listed) == sorted(found)
 
 
 def test_files_stay_small():

@@ -30,12 +30,12 @@ from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.layout import plain
 from parallel.mesh import Mesh
-from train import compile_cache, console, passed_over, state
+from train import compile_cache, console, passed_over, state, summary
 from train.build import build_gpt, build_train_step, compiled, is_sharded, lack_of_kernels
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.health import build_health
 from train.callbacks.locate import Locate
-from train.callbacks.monitor import Monitor, peak_memory_bytes
+from train.callbacks.monitor import Monitor
 from train.callbacks.profile import Profile
 from train.callbacks.samples import SampleLog
 from train.callbacks.save import Save
@@ -46,7 +46,7 @@ from train.console import say
 from train.groups import described
 from train.heartbeat import Heartbeat
 from train.initial import refuse_uninitialised, report_outputs
-from train.metrics_log import MetricsLog, finite
+from train.metrics_log import MetricsLog
 from train.nodes import NUMBER, fence
 from train.passed_over import Ledger, PassedOver
 from train.plans import plan_of, sizes_of
@@ -125,6 +125,7 @@ class Training:
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # by which a checkpoint is known as this run's
     notes: list[str] = field(default_factory=list)
     passed_over: list[PassedOver] = field(default_factory=list)
+    best: dict | None = None  # the step and loss of the best validation so far
 
     def __post_init__(self):
         c = self.config
@@ -182,6 +183,7 @@ class Training:
         state.restore(self.step, checkpoint, self.identity, where, self.cut)
         self.first_step, self.consumed_samples = checkpoint.step, checkpoint.state["consumed_samples"]
         self.run_id = checkpoint.state.get("run_id", self.run_id)
+        self.best = checkpoint.state.get("best_validation")
         if self.first_step > self.last_step:
             end = "train.total_steps" if self.last_step == c.train.total_steps else "train.stop_at_step"
             raise UserError(f"{where} is at step {self.first_step}, past step {self.last_step} where this run shall end: raise "
@@ -274,6 +276,7 @@ class Training:
                                 self.mesh.dp_rank, self.mesh.dp, passed_over=ledger.ranges) if steps else None
         clock = Clock()
         evaluate = self.evaluation(clock)
+        evaluate.best = self.best
         sinks, board, folder = [], None, None
         if self.mesh.rank == 0:
             folder = c.run.folder
@@ -292,7 +295,7 @@ class Training:
         monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, reading, locate)
         evaluate.report_to(monitor, folder / "eval" if folder else None, board)
         heartbeat = Heartbeat(clock, c.run.folder, self.mesh.rank, self.first_step)
-        save, watch = self.saving(clock, monitor, triggers, ledger), None
+        save, watch = self.saving(clock, monitor, triggers, ledger, evaluate), None
         profile = Profile(clock, c.profile, c.run.folder, self.mesh.rank, self.mesh.world_size, self.first_step)
         if health:
             watch = build_watch(c, health, locate, triggers, ledger, reading, self.first_step, self.manifest, order, self.mesh)
@@ -327,7 +330,7 @@ class Training:
                 raise RolledBack("the same command goes on from a checkpoint before, and passes over "
                                  f"{passed_over.FILE} of {console.shown(c.run.folder)}")
             if not save.interrupted:
-                self.report(clock, monitor, evaluate)
+                summary.report(c, self.mesh, self.num_parameters, clock, monitor, evaluate)
         finally:
             profile.close()
             save.saver.close()
@@ -338,7 +341,7 @@ class Training:
                 self.lock.close()
         return not save.interrupted
 
-    def saving(self, clock: Clock, monitor: Monitor, triggers: Triggers, ledger: Ledger) -> Save:
+    def saving(self, clock: Clock, monitor: Monitor, triggers: Triggers, ledger: Ledger, evaluate: Evaluate) -> Save:
         """When to save, and what this rank has of it: of a cut model its own part, else rank 0 everything."""
         c, mesh, copies, ranks = self.config, self.mesh, state.HostCopies(), self.mesh.world_size if self.cut else 1
         fixed = {"identity": self.identity, "run_id": self.run_id, "mesh": {"dp": mesh.dp, "tp": mesh.tp, "pp": mesh.pp},
@@ -349,12 +352,13 @@ class Training:
         def capture(milestone: bool):
             part, scalars = state.capture(self.step, copies, c.model.vocab_size, mesh.rank, self.cut, layouts)
             return part, {**scalars, "consumed_samples": monitor.reading.consumed, "milestone": milestone, **fixed,
-                          "passed_over": passed_over.as_state(ledger.entries)}
+                          "passed_over": passed_over.as_state(ledger.entries), "best_validation": evaluate.best}
 
         saver = Saver(self.root, c.ckpt.keep_last, mesh.rank, ranks, collectives.barrier if ranks > 1 else lambda: None,
                       fence(c.run.folder), os.environ.get(NUMBER, ""))
         return Save(clock, monitor, capture, saver, config_file.dump(c), triggers,
-                    lambda step: step % c.ckpt.every_steps == 0 or step == self.last_step,
+                    lambda step: step % c.ckpt.every_steps == 0 or step == self.last_step
+                    or c.ckpt.keep_best and evaluate.best is not None and evaluate.best["step"] == step,
                     {max(1, round(c.train.total_steps * share)) for share in c.ckpt.milestones},
                     writes=self.cut is not None or mesh.rank == 0)
 
@@ -365,32 +369,3 @@ class Training:
         stage_steps = due_steps(total, c.eval.stage.every, c.eval.stage.every_steps)
         return Evaluate(clock, tiers, stage_steps, {max(1, round(total * s)) for s in c.eval.deep.at},
                         c.run.folder, c.train.log_every_steps)
-
-    def report(self, clock: Clock, monitor: Monitor, evaluate: Evaluate) -> None:
-        """report.json, and a summary on the console."""
-        c, seconds, loss = self.config, clock.total(), monitor.last_row.get("loss")
-        if not monitor.last_row and self.mesh.rank == 0:
-            lines = (c.run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            loss = json.loads(lines[-1])["loss"] if lines else None
-        peak = int(collectives.gather(peak_memory_bytes()).max())
-        if self.mesh.rank:
-            return
-        scores = evaluate.last.get("all", {})
-        report = {
-            "name": c.run.name, "steps": monitor.step, "total_steps": c.train.total_steps, "world_size": self.mesh.world_size,
-            "mesh": {"dp": self.mesh.dp, "tp": self.mesh.tp, "pp": self.mesh.pp},
-            "device": ms.get_context("device_target"), "parameters": self.num_parameters,
-            "consumed_samples": monitor.reading.consumed, "loss": loss,
-            "val_step": evaluate.last.get("step"), "val_loss": scores.get("loss"), "val_perplexity": scores.get("perplexity"),
-            "val_accuracy": scores.get("accuracy"), "val_bits_per_byte": scores.get("bits_per_byte"),
-            "unigram_perplexity": scores.get("unigram_perplexity"), "validation": evaluate.last.get("corpora"),
-            "tokens_per_second": monitor.tokens / clock.training() if monitor.tokens else None, "train_seconds": seconds,
-            "compile_seconds": clock.seconds["compile"], "eval_time_fraction": clock.seconds["eval"] / seconds,
-            "health_time_fraction": clock.seconds["health"] / seconds,
-            "data_wait_fraction": clock.seconds["data"] / seconds, "checkpoint_time_fraction": clock.seconds["ckpt"] / seconds,
-            "peak_memory_bytes": peak, "checkpoints": [str(f) for f in store.steps(self.root)],
-            "versions": {"mindspore": ms.__version__, "numpy": np.__version__, "python": platform.python_version()},
-            "cores": len(os.sched_getaffinity(0))}
-        replace_text(c.run.folder / "report.json",
-                     json.dumps(finite(report), indent=1, allow_nan=False) + "\n")
-        console.summary(report, c.run.folder)

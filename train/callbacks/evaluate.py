@@ -1,4 +1,5 @@
 """Runs the tiers at their steps, or on request, and writes their reports."""
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def due_steps(total_steps: int, every: float, every_steps: int | None = None) ->
     return {max(1, round(total_steps * min(1.0, i * every))) for i in range(1, count + 1)} | {total_steps}
 
 
+def better(best: dict | None, step: int, loss: float | None) -> dict | None:
+    """The better of the best so far and a step's loss; one that is no finite number never counts, and never stands in the way."""
+    if loss is None or not math.isfinite(loss) or best is not None and loss >= best["loss"]:
+        return best
+    return {"step": step, "loss": loss}
+
+
 class Evaluate(Callback):
     """What a step evaluates follows from its number, and from what rank 0 found: the clock, a request. So all ranks agree.
 
@@ -41,6 +49,7 @@ class Evaluate(Callback):
         self.clock, self.tiers, self.stage_steps, self.deep_steps = clock, tiers, stage_steps, deep_steps
         self.request, self.look_every = run_folder / REQUEST, look_every
         self.last: dict = {}
+        self.best: dict | None = None  # {"step", "loss"} of the lowest validation loss of the whole run
         self.dropout_spread: float | None = None  # measured at the first evaluation of this process, in its midst
         self.judge: Callable[[dict], None] = lambda report: None  # is given each report, on rank 0
 
@@ -82,6 +91,7 @@ class Evaluate(Callback):
             if stage and (found := self.evaluate_stage(step)):
                 report["stage"] = found
                 self.last = {"step": step, **found}
+                self.best = better(self.best, step, found["all"]["loss"])
             elif stage:
                 report["not_computed"] = {"stage": "the time budget allows none of the text now"}
             if deep:
