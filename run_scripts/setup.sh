@@ -40,6 +40,13 @@ find_python() {
     refuse "no Python >=$low,<$high found (tried ${names[*]}): install one, or name it by PYTHON=/path/to/python"
 }
 
+# For what only looks: the Python that set-up has taken or would take, else any.
+any_python() {
+    if [[ "${MINDGPT_NO_VENV-}" != 1 && -x "$root/.venv/bin/python" ]]; then python="$root/.venv/bin/python"; return; fi
+    python="$( (find_python 2>/dev/null; echo "$python") )" ||
+        python="$(command -v "${PYTHON:-python3}")" || refuse "no Python found: install one, or name it by PYTHON=/path/to/python"
+}
+
 make_venv() {
     local venv="$root/.venv" version
     [[ -z "${PYTHON-}" ]] || find_python

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("bench.sh", "run_distributed.sh", "run_standalone.sh", "run_tests.sh", "tensorboard.sh")
+SCRIPTS = ("bench.sh", "doctor.sh", "run_distributed.sh", "run_standalone.sh", "run_tests.sh", "tensorboard.sh")
 
 FAKE_PYTHON = r"""#!/usr/bin/env bash
 case "$1 $2" in
