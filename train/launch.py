@@ -1,7 +1,8 @@
 """`python -m train.launch --config C`: prepare the data if needed, then train with all cards of this node.
 
 Cards: on Ascend those visible (ASCEND_RT_VISIBLE_DEVICES, else /dev/davinci*); without one, 2 CPU workers. One node of
-many: NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment, with the same number of workers on each node.
+many: NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment, with the same number of workers on each node. A
+RANK_TABLE_FILE must agree with them (see train/rank_table.py).
 Exit codes: 0 done, 2 wrong input, 128 + n ended by signal n, 3 and 4 as the workers agree on them, 1 anything else.
 
 Limits: a node learns of another node's failure by MindSpore's time-outs only; SIGKILL of both the launcher and its
@@ -23,6 +24,7 @@ from parallel import config_file
 from parallel.errors import UserError
 from train.checks import plan
 from train.config import load_config
+from train.rank_table import check as check_rank_table
 from train.workers import Topology, environment, run_workers
 
 
@@ -62,7 +64,12 @@ def _run_alone(config: str, overrides: list[str]) -> NoReturn:
 
 def read_topology(env: Mapping[str, str], workers: int | None = None) -> Topology:
     """Workers, nodes and the scheduler's place, from the environment; port 0: any free one. Raises UserError."""
-    local = count_workers(env, workers)
+    topology = _read_topology(env, count_workers(env, workers))
+    check_rank_table(env, topology, _is_here)
+    return topology
+
+
+def _read_topology(env: Mapping[str, str], local: int) -> Topology:
     names = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
     nodes = _whole_number(env, "NNODES", 1, 1, 100_000)
     node_rank = _whole_number(env, "NODE_RANK", 0, 0, nodes - 1)
