@@ -122,6 +122,16 @@ def test_arguments_are_passed_on(project, script, extra):
         assert project.called()[-len(head) - 4:] == [*head, config, "<--set>", "<run.name=a b>", "<train.lr=1>"]
 
 
+def test_a_supervised_run_and_one_on_many_hosts(project):
+    assert project.run("run_distributed.sh", "my.yaml", "--supervise", "--set", "run.name=a b")[0] == 0
+    assert project.called()[-6:] == ["<-m>", "<train.supervise>", "<--config>", "<my.yaml>", "<--set>", "<run.name=a b>"]
+    assert project.run("run_distributed.sh", "--hostfile", "my hosts", "my.yaml", "--supervise")[0] == 0
+    script = f"<{project.root}/run_scripts/run_distributed.sh>"
+    assert project.called()[-7:] == ["<-m>", "<train.hosts>", "<my hosts>", "<bash>", script, "<my.yaml>", "<--supervise>"]
+    code, _, err = project.run("run_distributed.sh", "--hostfile")
+    assert code == 2 and err == "setup: --hostfile needs a file\n"
+
+
 def test_the_active_environment_can_be_used(project):
     code, _, err = project.run("run_distributed.sh", MINDGPT_NO_VENV="1", PYTHON="",
                                PATH=f"{project.python.parent}:{os.environ['PATH']}")
