@@ -8,6 +8,7 @@ import sys
 from ckpt.writing import SaveError
 from parallel import config_file
 from parallel.errors import UserError
+from train import rank_log
 from train.advise_clip import advise
 from train.checks import plan
 from train.config import load_config
@@ -44,7 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
         from parallel.context import is_distributed
         from train.run import run
         from train.triggers import Halted, RolledBack
-        if not is_distributed():  # several ranks find it done: train.launch does it before it starts them
+        if is_distributed():
+            rank_log.watch()
+        else:  # several ranks find it done: train.launch does it before it starts them
             prepare(config.data)
         try:
             return 0 if run(config) else 4

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from train import processes
+from train.rank_log import set_aside
 
 ROLLED_BACK = 5  # a health rule ended the run; it is to be started again, and goes on from a checkpoint before
 AGREED = (0, 3, 4, ROLLED_BACK)  # codes that all ranks reach together: done, stopped by a health rule, interrupted and saved
@@ -109,11 +110,20 @@ class _Tail:
     """Copies what a worker writes to our standard output."""
 
     def __init__(self, path: Path):
-        self.path, self.file = path, None
+        self.path, self.file, self.over = path, None, False
 
     def copy(self) -> None:
+        if self.over:  # the worker has taken a new file since the last look, and what it wrote into the old one meanwhile is read
+            self._write()
+            self.file.close()
+            self.file = None
         if self.file is None and self.path.exists():
             self.file = self.path.open("rb")
+        with contextlib.suppress(FileNotFoundError):
+            self.over = self.file is not None and os.fstat(self.file.fileno()).st_ino != self.path.stat().st_ino
+        self._write()
+
+    def _write(self) -> None:
         if self.file and (data := self.file.read()):
             try:
                 sys.stdout.buffer.write(NOISE.sub(b"", data))
@@ -127,15 +137,15 @@ def run_workers(command: list[str], topology: Topology, logs: Path, limits: Limi
 
     Returns 0 when all ranks ended with 0; 2, 3, 4 or 5 when the first that failed, or all, ended so; 128 + number after a
     signal (4 when all workers saved); else 1. No process of the job is left, in every case. Logs: `logs`/rank_<n>.log,
-    scheduler.log, msrun.log; those of earlier starts keep their content under rank_<n>.<k>.log. Standard output gets
-    what the first rank of this node writes.
+    scheduler.log, msrun.log; those of earlier starts keep their content under rank_<n>.<k>.log (see train/rank_log.py).
+    Standard output gets what the first rank of this node writes.
     """
     limits, mark = limits or Limits(), uuid.uuid4().hex
     processes.adopt_orphans()
     logs.mkdir(parents=True, exist_ok=True)
     own = ["scheduler"] if topology.node_rank == 0 else []
     for name in (*own, _msrun_log(topology), *(f"rank_{rank}" for rank in topology.ranks)):
-        _keep(logs / f"{name}.log")
+        set_aside(logs / f"{name}.log")
     with _Signals().caught() as signals:
         guard = subprocess.Popen([sys.executable, processes.__file__, mark, str(limits.grace)], stdin=subprocess.PIPE,
                                  start_new_session=True)
@@ -266,14 +276,6 @@ def _python_name() -> str:
 
 def _msrun_log(topology: Topology) -> str:
     return "msrun" if topology.nodes == 1 else f"msrun_node_{topology.node_rank}"
-
-
-def _keep(log: Path) -> None:
-    number = 1
-    while (old := log.with_name(f"{log.stem}.{number}.log")).exists():
-        number += 1
-    if log.exists():
-        log.rename(old)
 
 
 def _exit_code(pid: int) -> int | None:

@@ -150,7 +150,8 @@ def test_signals_reach_all_hosts(hosts, number):
 
 @pytest.mark.parametrize("text, said", [
     ("", "names no host"), ("# none\n", "names no host"), ("a\na\n", "names a host twice"),
-    ("a slot=2\n", ":1: a slot=2: expected"), ("a\n\nb slots=0\n", ":3: b slots=0: expected"), ("-oProxyCommand=x\n", ":1: -oProxyCommand=x: expected"),
+    ("a slot=2\n", ":1: a slot=2: expected"), ("a\n\nb slots=0\n", ":3: b slots=0: expected"),
+    ("-oProxyCommand=x\n", ":1: -oProxyCommand=x: expected"),
     ("a slots=2\nb slots=4\n", "slots differ"), ("a slots=2\nb\n", "slots differ")])
 def test_a_file_that_is_wrong(tmp_path, text, said):
     (tmp_path / "hosts").write_text(text)
