@@ -2,7 +2,7 @@
 
 Cards: on Ascend those visible (ASCEND_RT_VISIBLE_DEVICES, else /dev/davinci*); without one, 2 CPU workers. One node of
 many: NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment, with the same number of workers on each node. A
-RANK_TABLE_FILE must agree with them (see train/rank_table.py).
+RANK_TABLE_FILE must agree with them (see train/rank_table.py). MINDGPT_GRACE_SECONDS: to save in, after a signal (30).
 Exit codes: 0 done, 2 wrong input, 128 + n ended by signal n, 3 and 4 as the workers agree on them, 1 anything else.
 
 Limits: a node learns of another node's failure by MindSpore's time-outs only; SIGKILL of both the launcher and its
@@ -25,7 +25,7 @@ from parallel.errors import UserError
 from train.checks import plan
 from train.config import load_config
 from train.rank_table import check as check_rank_table
-from train.workers import Topology, environment, run_workers
+from train.workers import Limits, Topology, environment, run_workers
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = load_config(options.config, options.overrides)
         topology = None if options.standalone else read_topology(os.environ, options.workers)
+        limits = Limits(grace=_whole_number(os.environ, "MINDGPT_GRACE_SECONDS", 30, 1, 86_400))
         plan(config, topology.local * topology.nodes if topology else 1, 0)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"train.launch: {topology.local} workers here, scheduler at {topology.address}:{topology.port}, logs in "
           f"{config.run.folder / 'logs'}", flush=True)
     command = ["-m", "train", *_options(options.config, options.overrides)]
-    return run_workers(command, topology, config.run.folder / "logs")
+    return run_workers(command, topology, config.run.folder / "logs", limits)
 
 
 def _run_alone(config: str, overrides: list[str]) -> NoReturn:
