@@ -1,6 +1,8 @@
 """The templates for clusters: their fields, and the scripts run with commands that stand in for the cluster's."""
+import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import yaml
 
 from tests.conftest import metrics
 from tests.end_to_end.test_scripts import Project
+from train.config import load_config
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "run_scripts" / "cluster"
@@ -164,6 +167,21 @@ def test_the_job_of_volcano():
     assert (ROOT / container["args"][0].removeprefix("/workspace/mindgpt/")).exists()
 
 
+def test_the_readme_names_what_is_there():
+    text = (ROOT / "run_scripts" / "README.md").read_text(encoding="utf-8")
+    named = {name for name in re.findall(r"`(\w+\.sh)`", text) if name not in ("boot.sh", "set_env.sh")}
+    paths = set(re.findall(r"run_scripts/[\w./]*\w", text)) | {f"run_scripts/{name}" for name in named}
+    assert len(paths) > 8 and all((ROOT / path).exists() for path in paths), paths
+    settings = set(re.findall(r"\b((?:train|parallel|eval|supervise|profile|data|run|ckpt)(?:\.[a-z]\w*)+)(?![\w.(/])", text))
+    known = load_config(ROOT / "run_scripts/configs/smoke.yaml").model_dump()
+    commands = {f"train.{path.stem}" for path in (ROOT / "train").glob("*.py")}
+    for setting in settings - commands:
+        assert functools.reduce(lambda tree, key: tree[key], setting.split(".")[:-1], known).keys() >= {setting.split(".")[-1]}
+    assert len(settings) > 8
+    modules = set(re.findall(r"python -m ([\w.]+)", text))
+    assert modules and all((ROOT / f"{module.replace('.', '/')}.py").exists() for module in modules)
+
+
 NETWORK = """
 ip netns add mindgpts0 && ip netns add mindgpts1 &&
 ip link add mindgpts0 netns mindgpts0 type veth peer name mindgpts1 netns mindgpts1 &&
@@ -172,33 +190,68 @@ ip -n mindgpts$n link set mindgpts$n up && ip -n mindgpts$n link set lo up || ex
 """
 
 
-@pytest.mark.long
-def test_slurm_trains_on_two_nodes(cluster, tiny_yaml, tmp_path):
-    """The file as it is, two network namespaces as nodes, real workers; interrupted, requeued, and finished."""
+@pytest.fixture
+def two_machines():
+    """Network namespaces with an address each."""
     clear = "ip netns del mindgpts0; ip netns del mindgpts1"
     if not shutil.which("ip") or subprocess.run(f"{clear}; {NETWORK}", shell=True, capture_output=True).returncode:
         pytest.skip("it takes root and the command ip (iproute2) to make network namespaces")
-    env = {**os.environ, **cluster.env, "PATH": f"{cluster.bin}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-           "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[07-08]",
-           "HOSTS": "10.78.0.1 10.78.0.2", "ENTER": "ip netns exec mindgpts", "MINDGPT_NO_VENV": "1", "PYTHON": sys.executable}
+    yield
+    subprocess.run(clear, shell=True, capture_output=True)
+
+
+def installed(folder: Path) -> dict[str, str]:
+    """The environment in which the scripts take this Python, as if they had installed the project for it."""
+    python = folder / "python3"
+    python.write_text(f"""#!/usr/bin/env bash
+case "$1 $2" in
+"-c "*prefix*) echo "{folder}" ;;
+"-m pip") ;;
+*) exec "{sys.executable}" "$@" ;;
+esac
+""")
+    python.chmod(0o755)
+    return {"MINDGPT_NO_VENV": "1", "PYTHON": str(python), "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.long
+def test_a_hostfile_trains_on_two_nodes(two_machines, tiny_yaml, tmp_path):
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text('#!/usr/bin/env bash\nexec ip netns exec "mindgpts$((${3##*.} - 1))" bash -c "${*:4}"\n')
+    ssh.chmod(0o755)
+    (tmp_path / "hosts").write_text("10.78.0.1 slots=1\n10.78.0.2 slots=1\n")
+    env = {**os.environ, **installed(tmp_path), "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "run_scripts/run_distributed.sh", str(tiny_yaml), "--hostfile", str(tmp_path / "hosts"), "--set",
+         f"run.dir={tmp_path}", "train.total_steps=6", "eval.stage.enabled=false", "eval.deep.enabled=false"],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "[10.78.0.1] done: 6 of 6 steps" in done.stdout, done.stdout + done.stderr
+    assert json.loads((tmp_path / "tiny" / "report.json").read_text())["world_size"] == 2
+    assert {f"rank_{n}.log" for n in (0, 1)} <= {path.name for path in (tmp_path / "tiny" / "logs").iterdir()}
+
+
+@pytest.mark.long
+def test_slurm_trains_on_two_nodes(two_machines, cluster, tiny_yaml, tmp_path):
+    """The file as it is, real workers; interrupted, requeued, and finished."""
+    env = {**os.environ, **cluster.env, **installed(tmp_path), "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7",
+           "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[07-08]", "HOSTS": "10.78.0.1 10.78.0.2",
+           "ENTER": "ip netns exec mindgpts"}
     command = ["bash", str(CLUSTER / "slurm.sbatch"), str(tiny_yaml), "--workers", "1", "--set", f"run.dir={tmp_path}",
                "train.total_steps=60", "ckpt.every_steps=5", "eval.stage.enabled=false", "eval.deep.enabled=false"]
     folder = tmp_path / "tiny"
-    try:
-        job = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        end = time.monotonic() + 150
-        while not (folder / "metrics.jsonl").exists() or len(metrics(folder)) < 5:
-            assert time.monotonic() < end and job.poll() is None, job.communicate()[0]
-            time.sleep(0.2)
-        # As --signal=TERM@600 does: the tasks of the step get it, not this file's own shell.
-        supervisors = subprocess.run(["pgrep", "-f", f"train.supervise --config {tiny_yaml}"], capture_output=True, text=True)
-        for pid in supervisors.stdout.split():
-            os.kill(int(pid), 15)
-        said = job.communicate(timeout=120)[0]
-        assert job.returncode == 4 and cluster.requeued.read_text() == "7\n", said
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0 and "done: 60 of 60 steps" in done.stdout, done.stdout + done.stderr
-        assert [row["step"] for row in metrics(folder)] == list(range(1, 61))
-        assert json.loads((folder / "report.json").read_text())["world_size"] == 2
-    finally:
-        subprocess.run(clear, shell=True, capture_output=True)
+    job = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    end = time.monotonic() + 150
+    while not (folder / "metrics.jsonl").exists() or len(metrics(folder)) < 5:
+        assert time.monotonic() < end and job.poll() is None, job.communicate()[0]
+        time.sleep(0.2)
+    # As --signal=TERM@600 does: the tasks of the step get it, not this file's own shell.
+    supervisors = subprocess.run(["pgrep", "-f", f"train.supervise --config {tiny_yaml}"], capture_output=True, text=True)
+    for pid in supervisors.stdout.split():
+        os.kill(int(pid), 15)
+    said = job.communicate(timeout=120)[0]
+    assert job.returncode == 4 and cluster.requeued.read_text() == "7\n", said
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "done: 60 of 60 steps" in done.stdout, done.stdout + done.stderr
+    assert [row["step"] for row in metrics(folder)] == list(range(1, 61))
+    assert json.loads((folder / "report.json").read_text())["world_size"] == 2
