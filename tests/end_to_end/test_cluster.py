@@ -218,7 +218,8 @@ esac
 def test_a_hostfile_trains_on_two_nodes(two_machines, tiny_yaml, tmp_path):
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
-    ssh.write_text('#!/usr/bin/env bash\nexec ip netns exec "mindgpts$((${3##*.} - 1))" bash -c "${*:4}"\n')
+    ssh.write_text('#!/usr/bin/env bash\nwhile [[ "$1" == -o ]]; do shift 2; done\n'
+                   'exec ip netns exec "mindgpts$((${1##*.} - 1))" bash -c "${*:2}"\n')
     ssh.chmod(0o755)
     (tmp_path / "hosts").write_text("10.78.0.1 slots=1\n10.78.0.2 slots=1\n")
     env = {**os.environ, **installed(tmp_path), "PATH": f"{ssh.parent}:{os.environ['PATH']}"}

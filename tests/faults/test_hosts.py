@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 FAKE_SSH = r"""#!/usr/bin/env bash
 [[ "$1 $2" == "-o BatchMode=yes" ]] || exit 99
-host="$3"; shift 3
+while [[ "$1" == -o ]]; do shift 2; done
+host="$1"; shift
 [[ "$host" != unknown ]] || { echo "ssh: Could not resolve hostname unknown" >&2; exit 255; }
 echo "$host $*" >>"$CALLS"
 HOST="$host" exec env -u MS_SECRET -u OTHER bash -c "$*"  # the far side has its own environment
