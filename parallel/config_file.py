@@ -3,7 +3,7 @@
 Every mistake of a file is listed, one line each: file and line (or the override), the key's full name, the value, what
 is allowed, the nearest valid name. Paths: relative to the file's folder where the file says them, to the current folder
 where an override or a default does; `~/` is the home folder; the result is absolute. An override merges into sections,
-one key at a time; a map in place of a whole section is refused.
+one key at a time; a map in place of a whole section is refused. A file may build on another one (`base:`, see yaml_tree).
 """
 import argparse
 import difflib
@@ -101,7 +101,7 @@ def _absolute(value: Any, keys: Keys, source: Tree) -> Any:
     if origin and not origin.text:
         raise UserError(f"{source.where(keys)}: {'.'.join(keys)}: got an empty path; write `.` for the folder itself")
     home = value.parts[:1] == ("~",)
-    base = Path(source.path).absolute().parent if origin and not origin.override else Path.cwd()
+    base = Path(origin.file).absolute().parent if origin and not origin.override else Path.cwd()
     return Path(os.path.abspath(base / (value.expanduser() if home else value)))
 
 
@@ -111,12 +111,13 @@ def _translate(error: dict[str, Any], source: Tree, tree: type[Section]) -> tupl
     """(sort key, line) of one error of pydantic."""
     keys, section, field = _locate(error["loc"], source.values, tree)
     name, origin = ".".join(keys), source.origins.get(keys)
-    order = (bool(origin and origin.override), origin.line if origin else 0)
+    rank = source.rank(keys)
+    order = (rank == 0, rank, origin.line if origin else 0)
     if error["type"] in ("value_error", "assertion_error"):
         text = str(error["ctx"]["error"])
-        if not keys:  # a rule across sections: point at the first key that it names
+        if not keys:  # a rule across sections: point at the first key that it names, of those the user wrote last
             named = [tuple(word.split(".")) for word in re.findall(r"\w+(?:\.\w+)+", text)]
-            keys = next((key for key in named if key in source.origins), ())
+            keys = min((key for key in named if key in source.origins), key=source.rank, default=())
             return order, f"{source.where(keys)}: {text}"
         return order, f"{source.where(keys)}: {name}: {text}"
     if error["type"] == "extra_forbidden":

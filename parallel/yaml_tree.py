@@ -3,9 +3,13 @@
 Scalars follow YAML 1.2 and nothing more: `1e-4` is a number, only `true` and `false` are booleans, integers are decimal
 digits. What other readers turn into something else (0100, 1_000, 1:30, yes, .inf) stays text, so that the type check
 refuses it. Duplicate keys, anchors, aliases, merge keys and tags are refused.
+
+`base: other.yaml` at the top of a file (relative to it) takes over all that the other file says. Maps merge key by key; anything
+else, a list too, replaces what the base has. Each value keeps the file and line where it stands.
 """
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +43,9 @@ def scalar(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was written: a line of the file or an override; as which text; in quotes or not."""
+    """Where a value was written: a line of a file or an override; as which text; in quotes or not."""
 
+    file: str
     line: int
     override: str = ""
     text: str = ""
@@ -69,10 +74,16 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
 
 
 class Tree:
-    """Nested dicts, lists and scalars (`values`) and, by their keys, where each was written (`origins`)."""
+    """Nested dicts, lists and scalars (`values`) and, by their keys, where each was written (`origins`).
 
-    def __init__(self, path: str | Path):
+    Args:
+        path: the file; those that it is based on are read with it.
+        above: the files that are based on this one.
+    """
+
+    def __init__(self, path: str | Path, above: tuple[Path, ...] = ()):
         self.path = str(path)
+        self.files = [self.path]
         self.origins: dict[Keys, Origin] = {}
         self.errors: list[str] = []
         node = self._compose(_read(Path(path)), f"{self.path}:")
@@ -81,6 +92,34 @@ class Tree:
             raise UserError(f"{self.path}: the file holds {kind}; expected sections such as `train:` with `key: value` "
                             "lines below")
         self.values = self._value(node, (), "")
+        if "base" in self.values:
+            self._inherit((*above, Path(path).resolve()))
+
+    def _inherit(self, files: tuple[Path, ...]) -> None:
+        """Take over what `base` has and this file does not say."""
+        where, name = self.where(("base",)), self.values.pop("base")
+        del self.origins["base",]
+        if not isinstance(name, str) or not name:
+            raise UserError(f"{where}: base: got {show(name)}, expected the path of another config file, relative to this one")
+        path = Path(os.path.normpath(Path(self.path).parent / Path(name).expanduser()))
+        if path.resolve() in files:
+            chain = " -> ".join(file.name for file in (*files[files.index(path.resolve()):], path.resolve()))
+            raise UserError(f"{where}: base: {name} leads in a circle ({chain}): remove one of these lines")
+        if not path.is_file():
+            raise UserError(f"{where}: base: there is no file {path}; a base is named relative to the file that names it")
+        base = Tree(path, files)
+        self.files += base.files
+        self.errors += base.errors
+        self._merge(base, self.values, base.values, ())
+
+    def _merge(self, base: "Tree", mine: dict[str, Any], theirs: dict[str, Any], keys: Keys) -> None:
+        for key, value in theirs.items():
+            at = (*keys, key)
+            if key not in mine:
+                mine[key] = value
+                self.origins.update({name: origin for name, origin in base.origins.items() if name[:len(at)] == at})
+            elif isinstance(mine[key], dict) and isinstance(value, dict):
+                self._merge(base, mine[key], value, at)
 
     def where(self, keys: Keys) -> str:
         """`file.yaml:12` or `--set a.b=c`, of the value or of the nearest section around it."""
@@ -89,7 +128,12 @@ class Tree:
         origin = self.origins.get(keys) if keys else None
         if origin is None:
             return self.path
-        return f"--set {origin.override}" if origin.override else f"{self.path}:{origin.line}"
+        return f"--set {origin.override}" if origin.override else f"{origin.file}:{origin.line}"
+
+    def rank(self, keys: Keys) -> int:
+        """Who wrote a value: 0 an override, 1 this file, 2 its base, 3 that one's, ..."""
+        origin = self.origins.get(keys)
+        return 1 if origin is None else 0 if origin.override else 1 + self.files.index(origin.file)
 
     def override(self, assignment: str) -> None:
         """Apply `a.b=c`: a map that is already there gets the key, anything else is replaced."""
@@ -99,10 +143,13 @@ class Tree:
         if not equals or not all(name.split(".")):
             raise UserError(f"--set {assignment}: expected key=value with the key's full name, such as train.lr=3e-4")
         keys = tuple(name.split("."))
+        if keys == ("base",):
+            raise UserError(f"--set {assignment}: base stands at the top of a config file: write one with this line, and name it "
+                            "by --config")
         parent = self.values
         for depth, key in enumerate(keys[:-1], 1):
             parent = parent.setdefault(key, {})
-            self.origins.setdefault(keys[:depth], Origin(0, assignment))
+            self.origins.setdefault(keys[:depth], Origin(self.path, 0, assignment))
             if not isinstance(parent, dict):
                 raise UserError(f"--set {assignment}: {'.'.join(keys[:depth])} is {show(parent)} in "
                                 f"{self.where(keys[:depth])}, not a section: it has no keys of its own")
@@ -111,7 +158,7 @@ class Tree:
         if text[:1] in tuple("[{\"'"):  # anything else is one scalar, whatever YAML would make of its # or : or *
             parent[keys[-1]] = self._value(self._compose(text, f"--set {assignment}:"), keys, assignment)
         else:
-            self._note(keys, Origin(0, assignment, text))
+            self._note(keys, Origin(self.path, 0, assignment, text))
             parent[keys[-1]] = scalar(text)
 
     def _compose(self, text: str, where: str) -> yaml.Node | None:
@@ -137,9 +184,9 @@ class Tree:
     def _value(self, node: yaml.Node, keys: Keys, override: str) -> Any:
         if isinstance(node, yaml.ScalarNode):
             plain = node.style is None
-            self._note(keys, Origin(node.start_mark.line + 1, override, node.value, not plain))
+            self._note(keys, Origin(self.path, node.start_mark.line + 1, override, node.value, not plain))
             return scalar(node.value) if plain else node.value
-        self.origins.setdefault(keys, Origin(node.start_mark.line + 1, override))
+        self.origins.setdefault(keys, Origin(self.path, node.start_mark.line + 1, override))
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*keys, str(i)), override) for i, item in enumerate(node.value)]
         values: dict[str, Any] = {}
@@ -153,7 +200,7 @@ class Tree:
                 self.errors.append(f"{here}: {'.'.join((*keys, name))}: written twice"
                                    + ("" if override else f", first in line {first}") + "; remove one")
             else:
-                self.origins[(*keys, name)] = Origin(line, override)
+                self.origins[(*keys, name)] = Origin(self.path, line, override)
                 values[name] = self._value(item, (*keys, name), override)
         return values
 

@@ -214,3 +214,64 @@ def test_section_alone(load, tmp_path):
     path.write_text("train: {}\n")
     with pytest.raises(UserError, match="data: missing"):
         config_file.load_section(path, [], "data", Data)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """files(name=text, ...) writes name.yaml files, those with a / in sub-folders."""
+    def write(**texts: str) -> None:
+        for name, text in texts.items():
+            path = tmp_path / f"{name.replace('__', '/')}.yaml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    return write
+
+
+def test_a_file_builds_on_another_one(files, load, tmp_path):
+    files(sub__a="data: {path: a.txt, out: /o}\ntrain: {lr: 1, betas: [0.5, 0.6], loss: {dynamic: true}}\n",
+          b="base: sub/a.yaml\ntrain:\n  total_steps: 7\n  lr: 2\n")
+    config = load("base: b.yaml\ndata: {shuffle: false}\ntrain:\n  betas: [0.1, 0.2]\n  loss: {initial: 4}\n", "train.seed=3")
+    assert config.train == Train(total_steps=7, lr=2.0, betas=(0.1, 0.2), seed=3, loss=Loss(dynamic=True, initial=4.0))
+    assert config.data.path == tmp_path / "sub" / "a.txt" and config.data.out == Path("/o")  # relative to the file that says it
+    assert load(config_file.dump(config)) == config and "base" not in config_file.dump(config)
+    assert load("base: b.yaml").train.lr == 2.0  # nothing of its own
+    assert load(f"base: {tmp_path}/b.yaml\n", "data.path=x").data.path == Path.cwd() / "x"
+    assert load("base: b.yaml\ndata: {path: {en: e}}").data.path == {"en": tmp_path / "e"}  # a map in place of a value
+    section = config_file.load_section(tmp_path / "b.yaml", [], "data", Data)
+    assert section.path == tmp_path / "sub" / "a.txt"
+
+
+def test_a_mistake_in_a_base_names_the_file_and_line_where_it_stands(files, refuse, load):
+    files(sub__a="data:\n  path: a\n\ntrain:\n  lr: fast\n  tootal_steps: 3\n", b="base: sub/a.yaml\nname: 3\n")
+    assert refuse("train: {seed: x}\nbase: b.yaml\n", "train.lrr=1").splitlines() == [
+        'c.yaml:1: train.seed: got "x" (text), expected an integer',
+        "b.yaml:2: name: got 3 (integer), expected text",
+        'sub/a.yaml:5: train.lr: got "fast" (text), expected a number > 0',
+        "sub/a.yaml:6: train.tootal_steps: unknown key; did you mean train.total_steps?",
+        "--set train.lrr=1: train.lrr: unknown key; did you mean train.lr?",
+    ]
+    files(b="data: {path: p}\ntrain:\n  seed: 1\n  seed: 2\n")
+    assert refuse("base: b.yaml").startswith("b.yaml:4: train.seed: written twice, first in line 3")
+    files(b="data: {path: p}\ntrain: {lr: fast}\n")
+    assert load("base: b.yaml\ntrain: {lr: 3}").train.lr == 3.0  # the base's value does not count, right or wrong
+
+
+@pytest.mark.parametrize("text, message", [
+    ("base: 3", "c.yaml:1: base: got 3 (integer), expected the path of another config file, relative to this one"),
+    ("name: a\nbase: [a.yaml]", "c.yaml:2: base: got a list of 1, expected the path"),
+    ("base:", "c.yaml:1: base: got null, expected the path"), ("base: ''", 'c.yaml:1: base: got "" (text), expected the path'),
+    ("base: none.yaml", "c.yaml:1: base: there is no file none.yaml; a base is named relative to the file that names it"),
+    ("base: .", "c.yaml:1: base: "), ("base: c.yaml", "c.yaml:1: base: c.yaml leads in a circle (c.yaml -> c.yaml): remove"),
+    ("base: sub/x.yaml", "y.yaml:1: base: sub/x.yaml leads in a circle (x.yaml -> y.yaml -> x.yaml): remove"),
+    ("base: y.yaml", "sub/x.yaml:1: base: ../y.yaml leads in a circle (y.yaml -> x.yaml -> y.yaml): remove"),
+    ("base: list.yaml", "list.yaml: the file holds a list"), ("base: far.yaml", "far.yaml:2: base: there is no file gone.yaml"),
+    ("base: a.yaml\nbase: b.yaml", "c.yaml:2: base: written twice, first in line 1; remove one"),
+])
+def test_refused_bases(files, refuse, text, message):
+    files(sub__x="base: ../y.yaml", y="base: sub/x.yaml", list="- a", far="name: a\nbase: gone.yaml", a=HEAD, b=HEAD)
+    found = refuse(text)
+    assert message in found and found.count("\n") == 0
+
+
+def test_base_is_no_key_of_the_command_line(refuse):
+    assert refuse(HEAD, "base=other.yaml").startswith("--set base=other.yaml: base stands at the top of a config file")
