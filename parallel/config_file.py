@@ -9,15 +9,14 @@ import argparse
 import difflib
 import os
 import re
-import types
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
-import annotated_types as at
 from pydantic import ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from parallel.config import Section
+from parallel.config_words import expected, section_of, sections
 from parallel.errors import UserError
 from parallel.yaml_tree import Keys, Tree, scalar, show, to_yaml
 
@@ -49,26 +48,29 @@ def load_section(path: str | Path, overrides: list[str], name: str, section: typ
 
 def dump(config: Section) -> str:
     """The resolved tree as YAML; `load` reads it back to an equal tree."""
-    return to_yaml(_plain(config.model_dump()))
+    return to_yaml(plain(config))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Values of a tree as YAML and JSON know them: lists for tuples, text for paths, maps for sections."""
+    if isinstance(value, Section):
+        return plain(value.model_dump())
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def _overridden(path: str | Path, overrides: list[str], tree: type[Section]) -> Tree:
     source = Tree(path)
-    sections = _sections(tree)
+    known = sections(tree)
     for assignment in overrides:
         source.override(assignment)
         keys = tuple(assignment.partition("=")[0].strip().split("."))
-        if keys in sections and isinstance(_lookup(source.values, keys), dict):
+        if keys in known and isinstance(_lookup(source.values, keys), dict):
             raise UserError(f"--set {assignment}: {'.'.join(keys)} is a section: set its keys one at a time, "
-                            f"{'.'.join(keys)}.<key>=<value>, of {', '.join(sections[keys].model_fields)}")
+                            f"{'.'.join(keys)}.<key>=<value>, of {', '.join(known[keys].model_fields)}")
     return source
 
 
@@ -122,12 +124,12 @@ def _translate(error: dict[str, Any], source: Tree, tree: type[Section]) -> tupl
         return order, f"{source.where(keys)}: {name}: {text}"
     if error["type"] == "extra_forbidden":
         return order, f"{source.where(keys)}: {name}: unknown key{_suggest(keys, section, tree)}"
-    expected = _expected(field.annotation, field.metadata)
+    wanted = expected(field.annotation, field.metadata)
     if error["type"] == "missing" and keys not in source.origins:  # else: a list that is too short
-        return order, f"{source.where(keys)}: {name}: missing; expected {expected}"
+        return order, f"{source.where(keys)}: {name}: missing; expected {wanted}"
     value = _lookup(source.values, keys)
     text = origin.text if origin else ""
-    got = f"{source.where(keys)}: {name}: got {show(value, text)}, expected {expected}"
+    got = f"{source.where(keys)}: {name}: got {show(value, text)}, expected {wanted}"
     return order, got + _hint(value, bool(origin and origin.quoted), field)
 
 
@@ -137,7 +139,7 @@ def _locate(loc: tuple, values: Any, tree: type[Section]) -> tuple[Keys, type[Se
     section, field = tree, None
     for part in loc:
         known = isinstance(values, dict) and part in values or isinstance(values, list) and part in range(len(values))
-        inner = _section_of(field.annotation) if field else tree
+        inner = section_of(field.annotation) if field else tree
         if inner is not None and part in inner.model_fields:
             section, field = inner, inner.model_fields[part]
         elif inner is not None and known and not isinstance(values, list):
@@ -148,61 +150,10 @@ def _locate(loc: tuple, values: Any, tree: type[Section]) -> tuple[Keys, type[Se
     return keys, section, field
 
 
-def _section_of(annotation: Any) -> type[Section] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    return next(filter(None, map(_section_of, get_args(annotation))), None)
-
-
-def _sections(tree: type[Section], keys: Keys = ()) -> dict[Keys, type[Section]]:
-    """The sections of a tree by their keys; not those in lists, whose keys are not set one at a time."""
-    found = {keys: tree}
-    for name, field in tree.model_fields.items():
-        inner = None if get_origin(field.annotation) in (list, tuple) else _section_of(field.annotation)
-        found.update(_sections(inner, (*keys, name)) if inner else {})
-    return found
-
-
 def _lookup(values: Any, keys: Keys) -> Any:
     for key in keys:
         values = values[int(key)] if isinstance(values, list) else values.get(key)
     return values
-
-
-_BOUNDS = {at.Gt: ("gt", "> "), at.Ge: ("ge", ">= "), at.Lt: ("lt", "< "), at.Le: ("le", "<= "),
-           at.MultipleOf: ("multiple_of", "a multiple of "), at.MinLen: ("min_length", "length >= "),
-           at.MaxLen: ("max_length", "length <= ")}
-_TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path",
-          type(None): "null", Any: "any value"}
-
-
-def _expected(annotation: Any, metadata: Any = ()) -> str:
-    """What a field takes, in words: an integer >= 1, "auto" or an integer, a path or null."""
-    bounds = [sign + re.sub(r"\.0$", "", str(getattr(m, name))) for m in metadata
-              for kind, (name, sign) in _BOUNDS.items() if isinstance(m, kind)]
-    bounds += [f"matching {m.pattern}" for m in metadata if getattr(m, "pattern", None)]
-    suffix = f" {' and '.join(bounds)}" if bounds else ""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        inner = [x for m in args[1:] for x in (m.metadata if isinstance(m, FieldInfo) else [m])]
-        return _expected(args[0], [*inner, *metadata])
-    if origin in (Union, types.UnionType):  # bounds say nothing about null
-        shown = [_expected(arg, () if arg is type(None) else metadata) for arg in args]
-        return " or ".join(dict.fromkeys(shown))
-    if origin is Literal:
-        return ", ".join(f'"{a}"' if isinstance(a, str) else str(a) for a in args[:-1]) \
-            + (" or " if len(args) > 1 else "") + (f'"{args[-1]}"' if isinstance(args[-1], str) else str(args[-1]))
-    if origin is dict:
-        return f"a map of names, each with {_expected(args[1])}{suffix}"
-    if origin is tuple and args[-1] is not Ellipsis:
-        return f"a list of {len(args)}, [{', '.join(map(_expected, args))}]"
-    if origin in (list, tuple):
-        return f"a list, each {_expected(args[0])}{suffix}"
-    section = _section_of(annotation)
-    if section:
-        needed = [name for name, field in section.model_fields.items() if field.is_required()]
-        return "a section of `key: value` lines" + (f" with {', '.join(needed)}" if needed else "")
-    return _TYPES.get(annotation, getattr(annotation, "__name__", str(annotation))) + suffix
 
 
 def _hint(value: Any, quoted: bool, field: FieldInfo) -> str:
@@ -235,7 +186,7 @@ def _literals(annotation: Any) -> list[Any]:
 
 def _suggest(keys: Keys, section: type[Section], tree: type[Section]) -> str:
     """The nearest valid names, of all sections; else the names of this section."""
-    names = [(*path, name) for path, inner in _sections(tree).items() for name in inner.model_fields]
+    names = [(*path, name) for path, inner in sections(tree).items() for name in inner.model_fields]
     scores = {".".join(name): _likeness(keys[-1], name[-1]) + 0.05 * (name[:-1] == keys[:-1]) for name in names}
     near = sorted((name for name in scores if scores[name] >= 0.7), key=scores.get, reverse=True)[:3]
     if near:

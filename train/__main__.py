@@ -1,4 +1,7 @@
-"""python -m train --config C [--set key=value ...] [--print-config | --list-casts | --advise-clip]: train as one rank here."""
+"""python -m train --config C [--set key=value ...] [--print-config | --list-casts | --advise-clip]: train as one rank here.
+
+--help tells of every key of a config file, --json-schema tells it to editors.
+"""
 import argparse
 import errno
 import os
@@ -7,24 +10,36 @@ import sys
 
 from ckpt.writing import SaveError
 from parallel import config_file
+from parallel.config_docs import describe, json_schema
 from parallel.errors import UserError
 from train import rank_log
 from train.advise_clip import advise
 from train.checks import plan
-from train.config import load_config
+from train.config import RunConfig, load_config
 from train.workers import ROLLED_BACK
 
 # A disk that is full or broken, a folder that became read-only or went away: no fault of the program, so no traceback.
 REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOTCONN}
 
 
+class PrintSchema(argparse.Action):
+    """As --help does: print, and end."""
+
+    def __call__(self, parser, *_):
+        print(json_schema(RunConfig), end="")
+        parser.exit()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong input, 3 a health rule, 4 interrupted and saved, 5 to be rolled back."""
-    parser = argparse.ArgumentParser(prog="python -m train", description="Train in this process, as one rank.")
+    parser = argparse.ArgumentParser(prog="python -m train", description="Train in this process, as one rank.",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog=f"keys of a config file, and of --set:\n\n{describe(RunConfig)}")
     config_file.add_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="show the whole config with all defaults, and end")
     parser.add_argument("--advise-clip", action="store_true", help="show where this run's gradient norms lie, and end")
     parser.add_argument("--list-casts", action="store_true", help="show the number format of each cell and why, and end")
+    parser.add_argument("--json-schema", action=PrintSchema, nargs=0, help="print the JSON schema of config files, and end")
     options = parser.parse_args(arguments)
     try:
         config = load_config(options.config, options.overrides)

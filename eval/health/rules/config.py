@@ -24,8 +24,11 @@ class RuleConfig(Section):
 
 def _rule(name: str, level: str, threshold: float, window: int, meaning: str, levels=Level) -> type[RuleConfig]:
     """A RuleConfig with defaults of its own, so that a config file may set any of the three alone."""
-    return create_model(name, __base__=RuleConfig, __doc__=meaning, level=(levels, level),
-                        threshold=(float, Field(threshold, gt=0.0)), window=(int, Field(window, ge=1)))
+    return create_model(
+        name, __base__=RuleConfig, __doc__=meaning,
+        level=(levels, Field(level, description="what follows where the rule is broken; off: it is not watched")),
+        threshold=(float, Field(threshold, gt=0.0, description=meaning)),
+        window=(int, Field(window, ge=1, description="how far it looks back; what goes on is told once in so many steps")))
 
 
 LabelShift = _rule("LabelShift", "stop", 0.001, 1, "at a start: share of the first batch's labels that are not the next token")
