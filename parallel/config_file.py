@@ -187,11 +187,16 @@ def _literals(annotation: Any) -> list[Any]:
 def _suggest(keys: Keys, section: type[Section], tree: type[Section]) -> str:
     """The nearest valid names, of all sections; else the names of this section."""
     names = [(*path, name) for path, inner in sections(tree).items() for name in inner.model_fields]
-    scores = {".".join(name): _likeness(keys[-1], name[-1]) + 0.05 * (name[:-1] == keys[:-1]) for name in names}
+    scores = {".".join(name): _likeness(keys[-1], name[-1]) + _nearness(name, keys) for name in names}
     near = sorted((name for name in scores if scores[name] >= 0.7), key=scores.get, reverse=True)[:3]
     if near:
         return f"; did you mean {' or '.join(near)}?"
     return f"; {'.'.join(keys[:-1]) or 'the top level'} has the keys {', '.join(section.model_fields)}"
+
+
+def _nearness(name: Keys, keys: Keys) -> float:
+    """In the same section more, and less the deeper a name lies elsewhere."""
+    return 0.05 if name[:-1] == keys[:-1] else -0.1 * max(0, len(name) - 2)
 
 
 def _likeness(given: str, name: str) -> float:

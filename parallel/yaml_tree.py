@@ -25,6 +25,7 @@ from yaml.scanner import Scanner
 from parallel.errors import UserError
 
 Keys = tuple[str, ...]
+DEEPEST = 100  # sections and lists in each other; Python's own limit is MindSpore's to set
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,299})")
 _NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -61,6 +62,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
         Parser.__init__(self)
         Composer.__init__(self)
         BaseResolver.__init__(self)
+        self.depth = 0
 
     def compose_node(self, parent, index):
         event = self.peek_event()
@@ -70,7 +72,12 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
                     problem="anchors (&), aliases (*) and tags (!) are not used here, found "
                             f"{getattr(event, what)!r}: write the value itself, in quotes if it is text",
                     problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
+        if self.depth == DEEPEST:
+            raise RecursionError
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 class Tree:
