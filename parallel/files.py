@@ -42,7 +42,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: `$XDG_CACHE_HOME/mindgpt`, or `~/.cache/mindgpt`. Raises UserError."""
+    """Where what can be made again is kept, in $XDG_CACHE_HOME, or `~/.cache/mindgpt`. Raises UserError."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "mindgpt"
     except RuntimeError as error:  # no HOME and no such user

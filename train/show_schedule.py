@@ -43,7 +43,7 @@ def draw(path: Path, steps: list[int], rates: list[float]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("the plot needs matplotlib, which is not installed: pip install 'mindgpt[plot]'") from None
+        raise UserError("the plot needs matplotlib, which is not there: pip install 'mindgpt[plot]'") from None
     axes = (figure := Figure(figsize=(8, 4), layout="constrained")).add_subplot(xlabel="step", ylabel="learning rate")
     axes.plot(steps, rates)
     axes.set_ylim(bottom=0)

@@ -49,7 +49,7 @@ def plot(series_a: Series, series_b: Series, path: Path, labels: tuple[str, str]
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("the plot needs matplotlib, which is not installed: pip install 'mindgpt[plot]'") from None
+        raise UserError("the plot needs matplotlib, which is not there: pip install 'mindgpt[plot]'") from None
     rows = math.ceil(len(names) / COLUMNS)
     figure = Figure(figsize=(5 * COLUMNS, 3.2 * rows), layout="constrained")
     for i, name in enumerate(names, 1):

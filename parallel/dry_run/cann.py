@@ -23,8 +23,8 @@ def environment() -> dict[str, str]:
     """Variables to add to os.environ for a *new* process, which can then import MindSpore's Ascend plugin and compile.
 
     With CANN: only the switch to a dry run. Without: also paths to stand-ins for its libraries, which are built once (some
-    seconds) and kept in `$XDG_CACHE_HOME/mindgpt`, or `~/.cache/mindgpt`. What the user has in LD_LIBRARY_PATH and PYTHONPATH
-    stays, after them. MindSpore is not imported here.
+    seconds) and kept in the cache (see parallel.files.cache_folder). What the user has in LD_LIBRARY_PATH and PYTHONPATH stays,
+    after them. MindSpore is not imported here.
 
     Raises UserError, with nothing written, where a tool is missing, the cache cannot be written or MindSpore is not installed.
     """

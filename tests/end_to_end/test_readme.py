@@ -29,7 +29,7 @@ def commands(name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
-    """Runs a command in the project's folder, its runs in a folder of the test; MINDGPT_NO_VENV: in this environment."""
+    """Runs a command in this environment and in the project's folder, its runs in a folder of the test."""
     folder = tmp_path_factory.mktemp("read me")  # with a space
     (folder / "my_text").mkdir()
     text = (ROOT / "data" / "corpus" / "valid_en.txt").read_text(encoding="utf-8")

@@ -199,20 +199,20 @@ def test_a_process_of_an_earlier_start_writes_no_more(tmp_path, monkeypatch):
 
 
 NETWORK = """
-ip netns add mindgpt0 && ip netns add mindgpt1 &&
-ip link add mindgpt0 netns mindgpt0 type veth peer name mindgpt1 netns mindgpt1 &&
-for n in 0 1; do ip -n mindgpt$n addr add 10.77.0.$((n + 1))/24 dev mindgpt$n &&
-ip -n mindgpt$n link set mindgpt$n up && ip -n mindgpt$n link set lo up || exit 1; done
+ip netns add gptnode0 && ip netns add gptnode1 &&
+ip link add gptnode0 netns gptnode0 type veth peer name gptnode1 netns gptnode1 &&
+for n in 0 1; do ip -n gptnode$n addr add 10.77.0.$((n + 1))/24 dev gptnode$n &&
+ip -n gptnode$n link set gptnode$n up && ip -n gptnode$n link set lo up || exit 1; done
 """
 
 
 @pytest.fixture
 def network():
     """Two network namespaces with an address each, as two machines have."""
-    clear = "ip netns del mindgpt0; ip netns del mindgpt1"
+    clear = "ip netns del gptnode0; ip netns del gptnode1"
     if not shutil.which("ip") or subprocess.run(f"{clear}; {NETWORK}", shell=True, capture_output=True).returncode:
         pytest.skip("it takes root and the command ip (iproute2) to make network namespaces")
-    yield lambda node: ["ip", "netns", "exec", f"mindgpt{node}"]
+    yield lambda node: ["ip", "netns", "exec", f"gptnode{node}"]
     subprocess.run(clear, shell=True, capture_output=True)
 
 

@@ -9,7 +9,8 @@ What PyTorch and transformers compute for a tiny GPT-2, for the tests that have 
     golden.json           the loss; of each run the settings, losses, gradient norms and learning rates, and for each step and
                           layer (LAYERS) the norm of its gradients, of its weights after the step, and |update| / |weights before|
 
-Token 0 is the pad: as a label it counts nowhere. All in float32 on CPU, dropout 0. Nothing of MindGPT is used here.
+Token 0 is the pad: as a label it counts nowhere. All in float32 on CPU, dropout 0.
+Nothing of MindGPT is used here.
 """
 import json
 import math
