@@ -68,7 +68,8 @@ def test_the_copy_passes_its_own_quick_tests(project):
 def test_the_copy_trains(project, tiny_yaml, tmp_path):
     out = run(project, sys.executable, "-m", "train", "--config", str(tiny_yaml), "--set", f"run.dir={tmp_path}",
               "train.total_steps=2", "train.warmup_steps=0", "model.num_layers=1", "health.enabled=false",
-              "eval.stage.enabled=false", "eval.deep.enabled=false", CXX="/no/such/compiler")  # nor is there time for it: its cache is a new one
+              "eval.stage.enabled=false", "eval.deep.enabled=false",
+              CXX="/no/such/compiler")  # its cache of compiled operators is a new one
     assert "done: 2 of 2 steps" in out and (tmp_path / "tiny" / "checkpoints" / "step_00000002").is_dir()
 
 
