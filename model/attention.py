@@ -58,21 +58,26 @@ class Weigh(nn.Cell):
 
 
 class AttentionCore(nn.Cell):
-    """softmax(q k^T / sqrt(d) + causal mask) v by MindSpore's kernels, and the softmax; q, k, v, y [batch, heads, seq, d]."""
+    """softmax(q k^T / sqrt(d) + causal mask) v by MindSpore's kernels, and the softmax; q, k, v, y [batch, seq, heads, d]."""
 
     def __init__(self, config: ModelConfig, salt: int):
         super().__init__()
+        self.split_q, self.split_k, self.split_v, self.join = (ops.Transpose() for _ in range(4))
         self.scores, self.softmax, self.weigh = Scores(config.head_size), MaskedSoftmax(config.seq_length), Weigh()
         self.dropout = Dropout(config.dropout, (1, config.num_heads, 1, config.seq_length), salt)
 
     def construct(self, q, k, v, keys):
-        p = self.softmax(self.scores(q, k))
-        return self.weigh(self.dropout(p, keys), v), p
+        swap = (0, 2, 1, 3)
+        p = self.softmax(self.scores(self.split_q(q, swap), self.split_k(k, swap)))
+        return self.join(self.weigh(self.dropout(p, keys), self.split_v(v, swap)), swap), p
 
     def shard(self, mesh: Mesh) -> None:
         """Samples over dp, heads over tp."""
+        for split in (self.split_q, self.split_k, self.split_v):
+            split.shard(((mesh.dp, 1, mesh.tp, 1),))
         for cell in (self.scores, self.softmax, self.dropout, self.weigh):
             cell.shard((mesh.dp, mesh.tp, 1, 1))
+        self.join.shard(((mesh.dp, mesh.tp, 1, 1),))
 
 
 class CausalSelfAttention(nn.Cell):
@@ -90,22 +95,14 @@ class CausalSelfAttention(nn.Cell):
         # The hand-written gradient of the CPU form knows no dropout.
         self.core = cpu.cells().AttentionCore(config) if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
         self.reshape = ops.Reshape()
-        self.split_q, self.split_k, self.split_v, self.join = (ops.Transpose() for _ in range(4))
 
     def construct(self, x, keys, batch):
-        t = x.shape[0] // batch
-        shape, swap = (batch, t, self.num_heads, self.head_size), (0, 2, 1, 3)
-        q = self.split_q(self.reshape(self.query(x), shape), swap)
-        k = self.split_k(self.reshape(self.key(x), shape), swap)
-        v = self.split_v(self.reshape(self.value(x), shape), swap)
-        y, weights = self.core(q, k, v, keys)
-        return self.output(self.reshape(self.join(y, swap), x.shape)), weights
+        shape = (batch, x.shape[0] // batch, self.num_heads, self.head_size)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        y, weights = self.core(self.reshape(q, shape), self.reshape(k, shape), self.reshape(v, shape), keys)
+        return self.output(self.reshape(y, x.shape)), weights
 
     def shard(self, mesh: Mesh) -> None:
         """Heads over tp."""
-        for linear in (self.query, self.key, self.value, self.output):
-            linear.shard(mesh)
-        for split in (self.split_q, self.split_k, self.split_v):
-            split.shard(((mesh.dp, 1, mesh.tp, 1),))
-        self.core.shard(mesh)
-        self.join.shard(((mesh.dp, mesh.tp, 1, 1),))
+        for cell in (self.query, self.key, self.value, self.output, self.core):
+            cell.shard(mesh)

@@ -1,4 +1,4 @@
-"""Cells of MindSpore's matrix products and the operators of kernels.cc."""
+"""Cells of MindSpore's matrix products and the operators of kernels.cc and attention.cc."""
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
@@ -7,7 +7,7 @@ from model.cpu import library, pure
 
 
 def operator(name: str, shape, dtype=ms.float32) -> ops.Custom:
-    """An operator of kernels.cc; `shape`: the shapes of its inputs -> that of its output, or of each."""
+    """An operator in C++; `shape`: the shapes of its inputs -> that of its output, or of each."""
     return ops.Custom(library.operator(name), out_shape=shape, out_dtype=dtype, func_type="aot")
 
 
@@ -69,24 +69,46 @@ class Gelu(nn.Cell):
         return (self.grad(x, dout[0]),)
 
 
+class Attend(nn.Cell):
+    """softmax(q k^T / sqrt(d) + causal mask) v: q and the result [batch, seq, heads, d], k and v [batch, seq, kv heads, d].
+
+    Returns (y, what the backward pass computes the softmax again from [batch, heads, seq, 2]).
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.attention = operator("causal_attention", attended, (ms.float32, ms.float32))
+        self.grad = operator("causal_attention_grad", same_three, (ms.float32, ms.float32, ms.float32))
+
+    def construct(self, q, k, v):
+        return self.attention(q, k, v)
+
+    def bprop(self, q, k, v, out, dout):
+        return self.grad(q, k, v, out[1], dout[0])
+
+
 class AttentionCore(nn.Cell):
-    """softmax(q k^T / sqrt(d) + causal mask) v: q, k, v and the result [batch, heads, seq, d]. Returns (y, probabilities)."""
+    """As attention.AttentionCore, without dropout. The softmax is computed apart, for who watches: in training nobody does."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.scale = Tensor([config.head_size ** -0.5], ms.float32)
-        self.product, self.product_t = ops.BatchMatMul(), ops.BatchMatMul(transpose_b=True)
-        self.t_product = ops.BatchMatMul(transpose_a=True)
-        self.softmax, self.grad = operator("causal_softmax", same), operator("causal_softmax_grad", same)
+        self.attend, self.transpose, self.product = Attend(), ops.Transpose(), ops.BatchMatMul(transpose_b=True)
+        self.softmax, self.scale = operator("causal_softmax", same), Tensor([config.head_size ** -0.5], ms.float32)
 
     def construct(self, q, k, v, keys):
-        p = self.softmax(self.product_t(q, k), self.scale)
-        return self.product(p, v), p
+        scores = self.product(self.transpose(q, (0, 2, 1, 3)), self.transpose(k, (0, 2, 1, 3)))
+        return self.attend(q, k, v)[0], self.softmax(scores, self.scale)
 
-    def bprop(self, q, k, v, keys, out, dout):
-        p, dy = out[1], dout[0]
-        ds = self.grad(p, self.product_t(dy, v), self.scale)
-        return self.product(ds, k), self.t_product(ds, q), self.t_product(p, dy), ops.zeros_like(keys)
+
+def attended(*shapes):
+    """Of attention's outputs."""
+    batch, seq, heads, _ = shapes[0]
+    return shapes[0], [batch, heads, seq, 2]
+
+
+def same_three(*shapes):
+    """The first three inputs' shapes."""
+    return shapes[0], shapes[1], shapes[2]
 
 
 class HeadLoss(nn.Cell):

@@ -1,4 +1,4 @@
-"""Compiles kernels.cc once for this machine, and keeps what comes of it in the cache."""
+"""Compiles the operators in C++ once for this machine, and keeps what comes of it in the cache."""
 import ctypes
 import functools
 import hashlib
@@ -12,7 +12,8 @@ from pathlib import Path
 from parallel.errors import UserError
 from parallel.files import cache_folder
 
-SOURCE = Path(__file__).with_name("kernels.cc")
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cc", "attention.cc")]
+HEADER = Path(__file__).with_name("kernels.h")
 # What -ffast-math is made of, less -ffinite-math-only: a NaN must come out where one went in.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
          "-freciprocal-math", "-shared", "-fPIC", "-pthread")
@@ -24,7 +25,7 @@ def problem() -> str:
 
 
 def operator(name: str) -> str:
-    """What ops.Custom is to call for an operator of kernels.cc."""
+    """What ops.Custom is to call for an operator of these sources."""
     return f"{_made()[0]}:{name}"
 
 
@@ -47,13 +48,13 @@ def _compiled() -> Path:
     """From the cache, by what it was made of. Raises OSError, UserError, CalledProcessError."""
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    made_of = "\0".join((version, " ".join(FLAGS), _processor())).encode() + SOURCE.read_bytes()
+    made_of = "\0".join((version, " ".join(FLAGS), _processor())).encode() + b"".join(p.read_bytes() for p in (*SOURCES, HEADER))
     path = cache_folder() / f"cpu-kernels-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            subprocess.run([*compiler, *FLAGS, str(SOURCE), "-o", str(made)], capture_output=True, text=True, check=True)
+            subprocess.run([*compiler, *FLAGS, *map(str, SOURCES), "-o", str(made)], capture_output=True, text=True, check=True)
             made.replace(path)  # several ranks may be at it, and the last one's is as good
     return path
 

@@ -78,7 +78,7 @@ class Gelu(nn.Cell):
         return (dout[0] * ((y - y * s) * (x * x * (3 * GELU_3) + GELU_1) + s),)
 
 
-class AttentionCore(nn.Cell):
+class Attend(nn.Cell):
     """softmax(q k^T / sqrt(d) + causal mask) v: q, k, v and the result [batch, heads, seq, d]. Returns (y, probabilities).
 
     The softmax's gradient needs, for each row, sum_j(dp_j p_j) = sum(dy * y) subtracted from dp (the identity that
@@ -93,7 +93,7 @@ class AttentionCore(nn.Cell):
         self.t_product, self.matmul = ops.BatchMatMul(transpose_a=True), ops.MatMul()
         self.softmax, self.bias_add, self.reshape, self.concat = ops.Softmax(-1), ops.BiasAdd(), ops.Reshape(), ops.Concat(-1)
 
-    def construct(self, q, k, v, keys):
+    def construct(self, q, k, v):
         batch, heads, t, _ = q.shape
         scores = self.product_t(q * self.scale, k)
         # BiasAdd over the flattened [seq, seq] is the fast way to add a mask that is the same for all heads.
@@ -101,7 +101,7 @@ class AttentionCore(nn.Cell):
         p = self.softmax(self.reshape(masked, scores.shape))
         return self.product(p, v), p
 
-    def bprop(self, q, k, v, keys, out, dout):
+    def bprop(self, q, k, v, out, dout):
         y, p = out
         dy = dout[0]
         batch, heads, t, d = q.shape
@@ -111,7 +111,20 @@ class AttentionCore(nn.Cell):
         ds = p * self.product_t(dy_and_rows, v_and_ones)
         dq = self.product(ds, k) * self.scale
         dk = self.t_product(ds, q * self.scale)
-        return dq, dk, self.t_product(p, dy), ops.zeros_like(keys)
+        return dq, dk, self.t_product(p, dy)
+
+
+class AttentionCore(nn.Cell):
+    """As attention.AttentionCore, without dropout: q, k, v and the result [batch, seq, heads, d]."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.attend, self.transpose = Attend(config), ops.Transpose()
+
+    def construct(self, q, k, v, keys):
+        swap = (0, 2, 1, 3)
+        y, p = self.attend(self.transpose(q, swap), self.transpose(k, swap), self.transpose(v, swap))
+        return self.transpose(y, swap), p
 
 
 class HeadLoss(nn.Cell):

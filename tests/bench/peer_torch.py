@@ -1,9 +1,9 @@
-"""The peer of the benchmark: a GPT-2 of the same sizes in PyTorch, eager, as nanoGPT has it.
+"""The peer of the benchmark: a GPT-2 of the same sizes in PyTorch, eager or by torch.compile, as nanoGPT has it.
 
-    python tests/bench/peer_torch.py LAYERS HIDDEN HEADS VOCAB SEQ BATCH STEPS
+    python tests/bench/peer_torch.py eager|compiled LAYERS HIDDEN HEADS VOCAB SEQ BATCH STEPS
 
 Float32, PyTorch's own fused causal attention, clipping by the global norm, fused AdamW with decay of the matrices alone.
-Prints JSON: {"step_seconds": [...], "loss": of the last step, "torch": its version}.
+Prints JSON: {"step_seconds": [...], "loss": of the last step, "matmul_gflops": of one large matrix product, the machine's best}.
 """
 import json
 import sys
@@ -54,9 +54,20 @@ class GPT(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
-def main(layers: int, hidden: int, heads: int, vocab: int, seq: int, batch: int, steps: int) -> None:
+def matmul_gflops(n: int = 2048) -> float:
+    """Of the quickest of ten products of square matrices."""
+    a, b, seconds = torch.randn(n, n), torch.randn(n, n), []
+    for _ in range(10):
+        began = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - began)
+    return 2 * n**3 / min(seconds) / 1e9
+
+
+def main(mode: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, batch: int, steps: int) -> None:
     torch.manual_seed(1)
     model = GPT(layers, hidden, heads, vocab, seq)
+    step = torch.compile(model) if mode == "compiled" else model
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -65,15 +76,15 @@ def main(layers: int, hidden: int, heads: int, vocab: int, seq: int, batch: int,
     for _ in range(steps):
         tokens = torch.randint(vocab, (batch, seq + 1))
         began = time.perf_counter()
-        loss = model(tokens)
+        loss = step(tokens)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         last = loss.item()
         seconds.append(time.perf_counter() - began)
-    print(json.dumps({"step_seconds": seconds, "loss": last, "torch": torch.__version__}))
+    print(json.dumps({"step_seconds": seconds, "loss": last, "matmul_gflops": matmul_gflops()}))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -90,7 +90,7 @@ def test_gelu_far_from_zero(cpu):
 @pytest.mark.parametrize("cpu", FORMS)
 def test_attention(cpu, batch, heads, t, head_size):
     config = ModelConfig(vocab_size=9, hidden_size=heads * head_size, num_heads=heads, seq_length=16)
-    shape = batch, heads, t, head_size
+    shape = batch, t, heads, head_size
     qkv = (normal(*shape, seed=1, scale=2.0), normal(*shape, seed=2, scale=2.0), normal(*shape, seed=3))
     keys = np.zeros((batch * t, 1), np.int32)
     form = cpu.AttentionCore(config)

@@ -29,8 +29,8 @@ def lost_data_parallelism(network: GPTLoss, mesh: Mesh) -> None:
 
 def shared_transpose(network: GPTLoss, mesh: Mesh) -> None:
     """One Transpose, which can carry one strategy, for the two layouts of attention."""
-    attention = network.gpt.blocks[0].attention
-    attention.split_q = attention.split_k = attention.split_v = attention.join
+    core = network.gpt.blocks[0].attention.core
+    core.split_q = core.split_k = core.split_v = core.join
     shard(network, mesh)
 
 
