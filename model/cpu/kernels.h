@@ -122,8 +122,7 @@ static bool accepted(const char* name, int count, const char** dtypes, unsigned 
   for (int i = 0; i < count; ++i) {
     const char* wanted = ints >> i & 1 ? "int32" : "float32";
     if (std::strcmp(dtypes[i], wanted)) {
-      std::fprintf(stderr, "operator %s: input or output %d is %s, must be %s; build the model with precision.level=O0, or without the "
-                   "compiled operators (CXX=)\n", name, i, dtypes[i], wanted);
+      std::fprintf(stderr, "operator %s: input or output %d is %s, and must be %s\n", name, i, dtypes[i], wanted);
       return false;
     }
   }
