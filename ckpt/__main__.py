@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         comparing.add_argument(name, type=Path, metavar=name.upper(), help="one checkpoint, or a folder of them: the newest")
     cutting = commands.add_parser("reshard", help="write a checkpoint as the ranks of another mesh would")
     importing = commands.add_parser("import-hf", help="a GPT-2 of transformers (safetensors) to a checkpoint for ckpt.init_from")
-    exporting = commands.add_parser("export-hf", help="a checkpoint to a folder for GPT2LMHeadModel.from_pretrained")
+    exporting = commands.add_parser("export-hf", help="a checkpoint to a folder for transformers' from_pretrained")
     importing.add_argument("source", type=Path, metavar="SRC", help="folder with config.json and model.safetensors")
     exporting.add_argument("source", type=Path, metavar="CHECKPOINT", help="one checkpoint, or a folder of them: the newest")
     cutting.add_argument("source", type=Path, metavar="SRC", help="one checkpoint, or a folder of them: the newest")
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(f"    {key}: {value}" for key, value in model.items()))
     else:
         checkpoint = hf.export_hf(options.source, options.target)
-        print(f"{options.target}: the weights after step {checkpoint.step}, for GPT2LMHeadModel.from_pretrained")
+        print(f"{options.target}: the weights after step {checkpoint.step}, for transformers' from_pretrained")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Weights from and for transformers' GPT-2: its names and layouts, its config.json, its safetensors.
+"""Weights from and for transformers' GPT-2 (here) and Llama (hf_llama.py): names and layouts, config.json, safetensors.
 
 Only weights and sizes cross: no tokenizer, no optimizer state, no dropout rates on the way in. transformers keeps linear layers
 as Conv1D, [in, out], and query, key and value side by side in one of them; ours are [out, in] (PyTorch's Linear) and apart.
@@ -14,7 +14,7 @@ import yaml
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
-from ckpt import store, writing
+from ckpt import hf_llama, store, writing
 from parallel.errors import UserError
 from parallel.files import fsync_file, fsync_folder
 from parallel.yaml_tree import to_yaml
@@ -30,6 +30,11 @@ ARCHITECTURE = {"model_type": ("gpt2",), "activation_function": ("gelu_new", "ge
 BUFFERS = (".attn.bias", ".attn.masked_bias")  # old files hold the causal mask as a tensor
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def is_llama(model: dict) -> bool:
+    """Whether a section `model` is that of a Llama; sections from before there were two name no architecture."""
+    return model.get("architecture", "gpt2") == "llama"
 
 
 def names(num_layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -60,6 +65,8 @@ def hf_shapes(model: dict) -> dict[str, tuple[int, ...]]:
 
 def our_shapes(model: dict) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor by our name."""
+    if is_llama(model):
+        return hf_llama.shapes(model)
     theirs = hf_shapes(model)
     shapes = {}
     for name, parts in names(model["num_layers"]):
@@ -69,11 +76,13 @@ def our_shapes(model: dict) -> dict[str, tuple[int, ...]]:
 
 
 def from_hf(tensors: dict[str, np.ndarray], model: dict) -> dict[str, np.ndarray]:
-    """GPT-2's tensors by transformers' names, with or without `transformer.` -> float32 by our names.
+    """GPT-2's tensors by transformers' names, with or without `transformer.`, or Llama's -> float32 by our names.
 
     Masks kept as buffers are ignored; `lm_head.weight` must be the token embedding. Raises UserError with the list of what is
     missing, unexpected or of another shape than `model` (sizes, as in the section `model`) says.
     """
+    if is_llama(model):
+        return hf_llama.from_hf(tensors, model)
     tensors = {name.removeprefix("transformer."): a for name, a in tensors.items() if not name.endswith(BUFFERS)}
     head = tensors.pop("lm_head.weight", None)
     if problems := store.differences(hf_shapes(model), {name: a.shape for name, a in tensors.items()}):
@@ -89,7 +98,9 @@ def from_hf(tensors: dict[str, np.ndarray], model: dict) -> dict[str, np.ndarray
 
 
 def to_hf(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The whole model by our names -> by those of transformers' GPT2LMHeadModel. The tied `lm_head.weight` is not among them."""
+    """The whole model by our names -> by those of GPT2LMHeadModel or LlamaForCausalLM, without a tied `lm_head.weight`."""
+    if "embedding.position" not in tensors:
+        return hf_llama.to_hf(tensors)
     num_layers = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     joined = {name: np.concatenate([tensors[part] for part in parts]) for name, parts in names(num_layers)}
     return {f"transformer.{name}": a.T if name.startswith("h.") else a for name, a in joined.items()}
@@ -114,7 +125,7 @@ def import_hf(source: Path, target: Path) -> dict:
 
 
 def export_hf(source: Path, target: Path) -> store.Checkpoint:
-    """Write a checkpoint's weights as a folder that GPT2LMHeadModel.from_pretrained loads. Returns the checkpoint.
+    """Write a checkpoint's weights as a folder that transformers' from_pretrained loads. Returns the checkpoint.
 
     Raises UserError, with nothing written, where the checkpoint is broken or the target is in use. The tokenizer is not exported,
     and config.json names no special tokens: their ids belong to it.
@@ -147,7 +158,12 @@ def refuse_used(target: Path) -> None:
 
 
 def model_of(config: dict, where: Path) -> dict:
-    """config.json of a GPT-2 -> sizes as in our section `model`. Raises UserError with the list of what we do not have."""
+    """config.json of a GPT-2 or Llama -> our section `model`. Raises UserError with the list of what we do not have."""
+    if config.get("model_type") == "llama":
+        model, problems = hf_llama.model_of(config)
+        if problems:
+            raise UserError(f"{where}: not a Llama that can be imported:\n  " + "\n  ".join(problems))
+        return model
     problems = [f"{key}={config.get(key)}, expected a whole number of at least 1" for key in SIZES.values()
                 if type(config.get(key)) is not int or config[key] < 1]
     for key, allowed in ARCHITECTURE.items():
@@ -168,7 +184,9 @@ def model_of(config: dict, where: Path) -> dict:
 
 
 def config_of(model: dict) -> dict:
-    """Our section `model` -> config.json of a GPT2LMHeadModel."""
+    """Our section `model` -> config.json of a GPT2LMHeadModel or LlamaForCausalLM."""
+    if is_llama(model):
+        return hf_llama.config_of(model)
     ffn, dropout = model["ffn_hidden_size"], model.get("dropout", 0.0)
     return {"architectures": ["GPT2LMHeadModel"], **{key: allowed[0] for key, allowed in ARCHITECTURE.items()},
             **{theirs: model[ours] for ours, theirs in SIZES.items()}, "n_inner": None if ffn == "auto" else ffn,

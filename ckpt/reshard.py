@@ -19,7 +19,7 @@ from ckpt.cut import Cut
 from ckpt.tensors import Place, read, shapes
 from parallel.config import ParallelConfig
 from parallel.cost.plan import make_plan
-from parallel.cost.sizes import Sizes
+from parallel.cost.sizes import model_sizes
 from parallel.errors import UserError
 from parallel.mesh import Mesh
 from parallel.rules import check
@@ -52,10 +52,8 @@ def cut_of(checkpoint: store.Checkpoint, mesh: Mesh, where: Path) -> Cut:
     try:
         model, kept = config["model"], ("optimizer_sharding", "optimizer_sharding_threshold_kb")
         parallel = ParallelConfig(dp=mesh.dp, tp=mesh.tp, pp=mesh.pp, **{key: config["parallel"][key] for key in kept})
-        hidden, ffn = model["hidden_size"], model["ffn_hidden_size"]
         vocab = shapes(checkpoint.tensors[store.MODEL])["embedding.token"][0]
-        sizes = Sizes(hidden, model["num_layers"], model["num_heads"], 4 * hidden if ffn == "auto" else ffn,
-                      -(-vocab // mesh.tp) * mesh.tp, model["seq_length"], model["seq_length"])
+        sizes = model_sizes(model, -(-vocab // mesh.tp) * mesh.tp, model["seq_length"])
     except (KeyError, TypeError, ValidationError) as error:
         raise UserError(f"{where}: its {store.CONFIG} or tensors are not those of a run ({error})") from None
     plan = make_plan(sizes, parallel, mesh, 1, max(1, mesh.pp))

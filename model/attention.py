@@ -80,6 +80,11 @@ class AttentionCore(nn.Cell):
         self.join.shard(((mesh.dp, mesh.tp, 1, 1),))
 
 
+def attention_core(config: ModelConfig, salt: int) -> nn.Cell:
+    """AttentionCore in this device's form. The hand-written gradient of the form for CPU knows no dropout."""
+    return cpu.cells().AttentionCore(config) if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
+
+
 class CausalSelfAttention(nn.Cell):
     """Multi-head attention in which a position sees itself and those before it.
 
@@ -89,11 +94,10 @@ class CausalSelfAttention(nn.Cell):
     def __init__(self, config: ModelConfig, salt: int):
         super().__init__()
         h = config.hidden_size
-        self.num_heads, self.head_size = config.num_heads, config.head_size
+        self.num_heads, self.kv_heads, self.head_size = config.num_heads, config.num_heads, config.head_size
         self.query, self.key, self.value = (Linear(h, h, "column") for _ in range(3))
         self.output = Linear(h, h, "row")
-        # The hand-written gradient of the CPU form knows no dropout.
-        self.core = cpu.cells().AttentionCore(config) if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
+        self.core = attention_core(config, salt)
         self.reshape = ops.Reshape()
 
     def construct(self, x, keys, batch):

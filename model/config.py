@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from parallel.config import Section
+from parallel.cost.sizes import ffn_size
 from parallel.errors import UserError
 from parallel.patterns import first_match
 
@@ -24,26 +25,73 @@ class InitRule(Section):
         return self
 
 
-class ModelConfig(Section):
-    """GPT-2's architecture: pre-LayerNorm, learned positions, GELU (tanh), tied embedding."""
+# Keys that mean something for one architecture alone.
+ONLY = {"gpt2": ("layer_norm_eps",), "llama": ("num_kv_heads", "rms_norm_eps", "rope_theta", "tie_embeddings")}
 
+
+class ModelConfig(Section):
+    """GPT-2's architecture (pre-LayerNorm, learned positions, GELU in tanh form, biases, tied embedding) or Llama's (RMSNorm,
+    rotary positions, SwiGLU, grouped-query attention, no biases)."""
+
+    architecture: Literal["gpt2", "llama"] = Field("gpt2", description="what the blocks are made of")
     vocab_size: Literal["auto"] | PositiveInt = Field("auto", description="tokens; auto: as many as the tokenizer has")
     vocab_multiple: int = Field(1, ge=1, description="the token table is padded to a multiple; the padding never counts")
     hidden_size: int = Field(192, ge=1, description="width of the residual stream")
     num_layers: int = Field(4, ge=1, description="transformer blocks")
     num_heads: int = Field(4, ge=1, description="attention heads; must divide hidden_size")
-    ffn_hidden_size: Literal["auto"] | PositiveInt = Field("auto", description="width of the MLP; auto: 4 * hidden_size")
-    seq_length: int = Field(128, ge=1, description="learned positions: the longest context")
+    num_kv_heads: Literal["auto"] | PositiveInt = Field(
+        "auto", description="llama: heads of keys and values, each for num_heads / num_kv_heads queries; auto: num_heads")
+    ffn_hidden_size: Literal["auto"] | PositiveInt = Field(
+        "auto", description="width of the MLP; auto: 4 * hidden_size, of llama 8/3 of it, up to a multiple of 256")
+    seq_length: int = Field(128, ge=1, description="the longest context; of gpt2 the learned positions")
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="after the embedding, in attention, before each residual sum")
     init_std: float = Field(0.02, gt=0.0, description="standard deviation of the initial weights")
     init: Annotated[tuple[InitRule, ...], Field(strict=False)] = Field(
         (), description="initial values by name; the first pattern that matches counts, and GPT-2's values elsewhere")
-    layer_norm_eps: float = Field(1e-5, gt=0.0, description="added to the variance in LayerNorm")
+    layer_norm_eps: float = Field(1e-5, gt=0.0, description="gpt2: added to the variance in LayerNorm")
+    rms_norm_eps: float = Field(1e-5, gt=0.0, description="llama: added to the mean square in RMSNorm")
+    rope_theta: float = Field(10000.0, gt=1.0, description="llama: base of the rotary positions' wavelengths")
+    tie_embeddings: bool = Field(True, description="the token table is the head too; llama may have a head of its own")
+
+    @model_validator(mode="after")
+    def _fits_its_architecture(self):
+        for architecture, keys in ONLY.items():
+            for key in keys:
+                value, default = getattr(self, key), type(self).model_fields[key].default
+                if architecture != self.architecture and value != default:
+                    raise ValueError(f"{key}={value} means nothing for architecture={self.architecture}: remove it, or set "
+                                     f"model.architecture={architecture}")
+        if self.num_heads % self.kv_heads:
+            allowed = ", ".join(str(n) for n in range(1, self.num_heads + 1) if self.num_heads % n == 0)
+            raise ValueError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: allowed are "
+                             f"{allowed}")
+        if self.architecture == "llama" and self.hidden_size % self.num_heads == 0 and self.head_size % 2:
+            raise ValueError(f"rotary positions turn pairs, but a head has hidden_size={self.hidden_size} / num_heads="
+                             f"{self.num_heads} = {self.head_size} elements: make that even")
+        return self
 
     @property
     def ffn_size(self) -> int:
         """The MLP's width with `auto` resolved."""
-        return 4 * self.hidden_size if self.ffn_hidden_size == "auto" else self.ffn_hidden_size
+        return ffn_size(self.model_dump(include={"architecture", "hidden_size", "ffn_hidden_size"}))
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values with `auto` resolved."""
+        return self.num_heads if self.num_kv_heads == "auto" else self.num_kv_heads
+
+    @property
+    def norm_eps(self) -> float:
+        """Of the architecture's norms."""
+        return self.rms_norm_eps if self.architecture == "llama" else self.layer_norm_eps
+
+    def function(self) -> dict:
+        """The keys that say what is computed of the weights, `auto` resolved: those that this architecture has. Of GPT-2 they
+        are what they were when there was no other, so that its checkpoints stay what they are."""
+        absent = {key for architecture, keys in ONLY.items() if architecture != self.architecture for key in keys}
+        resolved = {"ffn_hidden_size": self.ffn_size, "num_kv_heads": self.kv_heads}
+        return {key: resolved.get(key, value) for key, value in self.model_dump().items()
+                if key not in absent and (key, value) != ("architecture", "gpt2")}
 
     def init_rule(self, name: str) -> InitRule | None:
         """What `init` says of a parameter; None: nothing."""

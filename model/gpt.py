@@ -1,5 +1,6 @@
-"""The GPT (GPT-2's architecture) and its token loss."""
+"""The GPT and its token loss: GPT-2's cells, and what architectures have in common."""
 import math
+from dataclasses import dataclass
 
 import mindspore as ms
 import numpy as np
@@ -9,6 +10,7 @@ from model import cpu
 from model.attention import CausalSelfAttention
 from model.config import ModelConfig
 from model.layers import Corner, Dropout, Gelu, LayerNorm, Linear, Residual, RowKeys, on_cpu, parameter, plain_kernels
+from model.llama import GroupedQueryAttention, RMSNorm, Silu, SwiGLU, TokenEmbedding
 from model.masks import padding_mask
 from model.precision import Precision
 from parallel.mesh import Mesh
@@ -63,17 +65,39 @@ class MLP(nn.Cell):
             cell.shard(mesh)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The types of the cells that an architecture is made of.
+
+    embedding(config, table rows): ids int32 [batch, seq], dropout's keys -> [batch * seq, hidden], with the table as `token`.
+    norm(hidden size, epsilon): [rows, hidden] -> the same.
+    attention(config, salt): as CausalSelfAttention. mlp(config): as MLP. activation(): what the MLP's second result goes into.
+    """
+
+    embedding: type
+    norm: type
+    attention: type
+    mlp: type
+    activation: type
+
+
+ARCHITECTURES = {"gpt2": Parts(Embedding, LayerNorm, CausalSelfAttention, MLP, Gelu),
+                 "llama": Parts(TokenEmbedding, RMSNorm, GroupedQueryAttention, SwiGLU, Silu)}
+
+
 class Block(nn.Cell):
-    """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)).
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)).
 
     construct: [batch * seq, hidden], positions -> (the same, attention's weights [batch, heads, seq, seq], what goes into the
-        GELU [batch * seq, inner width]). The last two are for who watches the model, and cost nothing where nobody does.
+        MLP's activation [batch * seq, inner width]). The last two are for who watches the model, and cost nothing where nobody
+        does.
     """
 
     def __init__(self, config: ModelConfig, index: int, seed: int):
         super().__init__()
-        self.norm1, self.norm2 = (LayerNorm(config.hidden_size, config.layer_norm_eps) for _ in range(2))
-        self.attention, self.mlp = CausalSelfAttention(config, salt=3 * index + 1), MLP(config)
+        parts = ARCHITECTURES[config.architecture]
+        self.norm1, self.norm2 = (parts.norm(config.hidden_size, config.norm_eps) for _ in range(2))
+        self.attention, self.mlp = parts.attention(config, 3 * index + 1), parts.mlp(config)
         self.dropout1, self.dropout2 = (Dropout(config.dropout, (1, config.hidden_size), 3 * index + i) for i in (2, 3))
         # its own: keys from another pipeline stage would have to be sent
         self.row_keys = RowKeys(config.dropout, seed, config.seq_length)
@@ -95,8 +119,16 @@ class Block(nn.Cell):
             dropout.shard((mesh.rows, 1))
 
 
+class HeadTable(nn.Cell):
+    """The matrix of a head that is not the token table: token float32 [table rows, hidden]."""
+
+    def __init__(self, config: ModelConfig, table_rows: int):
+        super().__init__()
+        self.token = parameter((table_rows, config.hidden_size))
+
+
 class GPT(nn.Cell):
-    """Embedding, blocks and last LayerNorm: ids int32 [batch, seq] -> (hidden state [batch * seq, hidden], token table).
+    """Embedding, blocks and last norm: ids int32 [batch, seq] -> (hidden state [batch * seq, hidden], the head's table).
 
     Args:
         config: sizes, with vocab_size resolved to a number.
@@ -117,17 +149,24 @@ class GPT(nn.Cell):
     def build(self, config: ModelConfig, seed: int, tp: int) -> None:
         """The cells."""
         self.vocab_size, self.padding = config.vocab_size, -config.vocab_size % math.lcm(config.vocab_multiple, tp)
+        parts, rows = ARCHITECTURES[config.architecture], self.vocab_size + self.padding
+        self.seq_length, self.activation = config.seq_length, parts.activation
         self.row_keys = RowKeys(config.dropout, seed, config.seq_length)
-        self.embedding = Embedding(config, self.vocab_size + self.padding)
+        self.embedding = parts.embedding(config, rows)
         self.blocks = nn.CellList([Block(config, i, seed) for i in range(config.num_layers)])
-        self.norm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.norm = parts.norm(config.hidden_size, config.norm_eps)
+        self.head = None if config.tie_embeddings else HeadTable(config, rows)
 
     def construct(self, ids, positions):
         """positions int32 [batch]: each sample's place in the run, from which its dropout masks follow."""
         x = self.embedding(ids, self.row_keys(positions, ids.shape[1]))
         for block in self.blocks:
             x = block(x, positions)[0]
-        return self.norm(x), self.embedding.token
+        return self.norm(x), self.embedding.token if self.head is None else self.head.token
+
+    def head_cell(self) -> nn.Cell:
+        """The cell whose `token` is the head's table."""
+        return self.embedding if self.head is None else self.head
 
     def shard(self, mesh: Mesh) -> None:
         """Say of every primitive how it is cut over dp and tp."""
@@ -137,10 +176,11 @@ class GPT(nn.Cell):
     def place(self, block_stages: list[tuple[int, int | None]]) -> None:
         """Put each block on a pipeline stage and, where stages are interleaved, into a segment of it: (stage, segment or None).
 
-        The embedding goes with the first block, the last norm with the last.
+        The embedding goes with the first block, the last norm and a head of its own with the last.
         """
-        cells = [*self.blocks, self.row_keys, self.embedding, self.norm]
-        for cell, (stage, segment) in zip(cells, [*block_stages, *2 * block_stages[:1], block_stages[-1]], strict=True):
+        first, last = (self.row_keys, self.embedding), (self.norm,) if self.head is None else (self.norm, self.head)
+        places = [*block_stages, *len(first) * block_stages[:1], *len(last) * block_stages[-1:]]
+        for cell, (stage, segment) in zip((*self.blocks, *first, *last), places, strict=True):
             put(cell, stage, segment)
 
 
@@ -306,11 +346,11 @@ class GPTLoss(nn.Cell):
         put(self.head_loss, *block_stages[-1])
 
     def weights_of(self, stage: int | None) -> list[Parameter]:
-        """Parameters that a stage computes with; None: all. The last stage has a copy of the token table, for its head."""
+        """Parameters that a stage computes with; None: all. The last stage has the head's table, if tied a copy."""
         if stage is None:
             return self.trainable_params()
         cells = [c for c in (self.gpt.embedding, *self.gpt.blocks, self.gpt.norm) if c.pipeline_stage == stage]
         held = {p.name for cell in cells for p in cell.trainable_params()}
         if stage == self.head_loss.pipeline_stage:
-            held.add(self.gpt.embedding.token.name)
+            held.add(self.gpt.head_cell().token.name)
         return [p for p in self.trainable_params() if p.name in held]

@@ -10,9 +10,9 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from model.config import InitRule, ModelConfig
+from parallel.cost.parameters import TABLES
 
 RESIDUAL = (".attention.output.weight", ".mlp.down.weight")  # the projections that add to the residual stream
-TABLE = "embedding.token"
 
 
 def initialize(network: nn.Cell, config: ModelConfig, seed: int) -> None:
@@ -23,7 +23,7 @@ def initialize(network: nn.Cell, config: ModelConfig, seed: int) -> None:
 
 def initial_value(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> np.ndarray:
     """One parameter's value, float32; zero in the rows that pad the token table."""
-    rows = config.vocab_size if name.endswith(TABLE) else shape[0]
+    rows = config.vocab_size if name.endswith(TABLES) else shape[0]
     random = np.random.RandomState([seed, zlib.crc32(name.encode())])
     value = drawn(rule_of(name, config), (rows, *shape[1:]), config, random).astype(np.float32)
     return value if rows == shape[0] else np.pad(value, ((0, shape[0] - rows), (0, 0)))

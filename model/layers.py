@@ -72,12 +72,32 @@ class Affine(nn.Cell):
 
     def shard(self, mesh: Mesh, split: str) -> None:
         """As Linear.shard."""
-        if split == "column":
-            self.matmul.shard(((mesh.dp, 1), (mesh.tp, 1)))
-            self.add.shard(((mesh.dp, mesh.tp), (mesh.tp,)))
-        else:  # the sum over tp: an AllReduce, or with sequence parallelism a ReduceScatter over the rows
-            self.matmul.shard(((mesh.dp, mesh.tp), (1, mesh.tp)), ((mesh.rows, 1),))
-            self.add.shard(((mesh.rows, 1), (1,)))
+        shard_product(self.matmul, mesh, split)
+        self.add.shard(((mesh.dp, mesh.tp), (mesh.tp,)) if split == "column" else ((mesh.rows, 1), (1,)))
+
+
+class Product(nn.Cell):
+    """x W^T: x [rows, in], W [out, in] -> [rows, out]."""
+
+    def __init__(self):
+        super().__init__()
+        self.matmul = ops.MatMul(transpose_b=True)
+
+    def construct(self, x, weight):
+        return self.matmul(x, weight)
+
+    def shard(self, mesh: Mesh, split: str) -> None:
+        """As Linear.shard."""
+        shard_product(self.matmul, mesh, split)
+
+
+def shard_product(matmul: ops.MatMul, mesh: Mesh, split: str) -> None:
+    """x W^T with the outputs cut over tp, or the inputs: then an AllReduce, or with sequence parallelism a ReduceScatter over the
+    rows, sums over tp."""
+    if split == "column":
+        matmul.shard(((mesh.dp, 1), (mesh.tp, 1)))
+    else:
+        matmul.shard(((mesh.dp, mesh.tp), (1, mesh.tp)), ((mesh.rows, 1),))
 
 
 class Linear(nn.Cell):
@@ -85,17 +105,18 @@ class Linear(nn.Cell):
 
     Args:
         split: what `shard` cuts over tp: "column": the outputs, with the bias; "row": the inputs, the products are summed.
+        bias: whether there is a b.
     """
 
-    def __init__(self, in_features: int, out_features: int, split: Literal["column", "row"]):
+    def __init__(self, in_features: int, out_features: int, split: Literal["column", "row"], bias: bool = True):
         super().__init__()
         self.weight = parameter((out_features, in_features))
-        self.bias = parameter((out_features,))
-        self.affine = cpu.cells().Affine() if on_cpu() else Affine()
+        self.bias = parameter((out_features,)) if bias else None
+        self.affine = Product() if not bias else cpu.cells().Affine() if on_cpu() else Affine()
         self.split = split
 
     def construct(self, x):
-        return self.affine(x, self.weight, self.bias)
+        return self.affine(x, self.weight) if self.bias is None else self.affine(x, self.weight, self.bias)
 
     def shard(self, mesh: Mesh) -> None:
         """Rows over dp; outputs or inputs over tp (Megatron-LM, arXiv:1909.08053)."""
@@ -136,6 +157,8 @@ class LayerNorm(nn.Cell):
 
 class Gelu(nn.Cell):
     """GELU in GPT-2's tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+
+    saturated = -3.0  # below it the gradient is under 1.2 %, and what goes in hardly learns
 
     def __init__(self):
         super().__init__()

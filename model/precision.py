@@ -17,9 +17,10 @@ from parallel.errors import UserError
 
 # Cells that compute. The others are made of these, and of operators that take what they are given.
 PRODUCTS = ("Linear", "Scores", "Weigh", "Head")
-KEPT = ("LayerNorm", "MaskedSoftmax")  # a sum over a row, or an exponential, leaves half precision's digits or its range
+# A sum over a row, or an exponential, leaves half precision's digits or its range.
+KEPT = ("LayerNorm", "RMSNorm", "MaskedSoftmax")
 LOSS = ("TokenLoss",)
-OTHERS = ("Embedding", "Gelu", "Dropout", "Residual")
+OTHERS = ("Embedding", "TokenEmbedding", "Gelu", "Gate", "Rotary", "Repeat", "Dropout", "Residual")
 TYPES = (*PRODUCTS, *KEPT, *LOSS, *OTHERS)
 REASONS = {"O1": "O1: only matrix products in half", "O2": "O2: all but norms, softmax and loss in half",
            "O3": "O3: all but the loss in half"}

@@ -65,7 +65,7 @@ class Writer:
     """
 
     def __init__(self, gpt: GPT, batch_size: int, window: int, eos_id: int):
-        longest = gpt.embedding.position.shape[0]
+        longest = gpt.seq_length
         if not 1 <= window <= longest:
             raise ValueError(f"window={window} is not possible; allowed: 1 to the model's seq_length, {longest}")
         self.decoder, self.batch_size, self.window, self.eos_id = Decoder(gpt, batch_size, window), batch_size, window, eos_id

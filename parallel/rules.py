@@ -1,4 +1,6 @@
 """What has to divide before a model can be cut as a plan says. Checked before anything starts."""
+import math
+
 from parallel.cost.sizes import Plan, Sizes
 from parallel.errors import UserError
 
@@ -6,7 +8,8 @@ from parallel.errors import UserError
 def check(sizes: Sizes, plan: Plan) -> None:
     """Raise UserError, with the values that are allowed, where sizes and plan do not fit."""
     mesh = plan.mesh
-    for key, size in (("num_heads", sizes.heads), ("ffn_hidden_size", sizes.ffn)):
+    kv_heads = sizes.kv_heads or sizes.heads
+    for key, size in (("num_heads", sizes.heads), ("num_kv_heads", kv_heads), ("ffn_hidden_size", sizes.ffn)):
         if size % mesh.tp:
             raise UserError(f"parallel.tp={mesh.tp} does not divide model.{key}={size}: allowed are {_common(sizes)}")
     parts = mesh.pp * plan.virtual_stages
@@ -28,4 +31,5 @@ def check(sizes: Sizes, plan: Plan) -> None:
 
 
 def _common(sizes: Sizes) -> str:
-    return ", ".join(str(d) for d in range(1, sizes.heads + 1) if sizes.heads % d == 0 and sizes.ffn % d == 0)
+    common = math.gcd(sizes.heads, sizes.kv_heads or sizes.heads, sizes.ffn)
+    return ", ".join(str(d) for d in range(1, common + 1) if common % d == 0)

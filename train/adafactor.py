@@ -8,7 +8,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F
 
-from parallel.cost.parameters import COLUMNS, ROWS, TABLE
+from parallel.cost.parameters import COLUMNS, ROWS, TABLES
 from train.clipping import clipped
 from train.config import TrainConfig
 from train.groups import settings
@@ -78,7 +78,7 @@ class Adafactor(nn.Cell):
         self.rows = ParameterTuple(_zeros(f"{ROWS}{w.name}", w.shape[:1]) for w in matrices)
         self.columns = ParameterTuple(_zeros(f"{COLUMNS}{w.name}", w.shape[1:]) for w in matrices)
         self.moment2 = ParameterTuple(_zeros(f"moment2.{w.name}", w.shape) for w in vectors)
-        self.counts = tuple(float(vocab_size) if vocab_size and w.name == TABLE else float(w.shape[0]) for w in matrices)
+        self.counts = tuple(float(vocab_size) if vocab_size and w.name in TABLES else float(w.shape[0]) for w in matrices)
         self.updates = Parameter(Tensor(0, ms.int32), name="updates", requires_grad=False)
         self.different, self.settings = settings(weights, config)
         self.map, self.exp, self.log = ops.HyperMap(), ops.Exp(), ops.Log()

@@ -11,7 +11,7 @@ from model.config import ModelConfig, PrecisionConfig
 from parallel import config_file
 from parallel.config import ParallelConfig, Section
 from parallel.cost.parameters import all_parameters
-from parallel.cost.sizes import Sizes
+from parallel.cost.sizes import model_sizes
 from parallel.patterns import check_patterns
 
 
@@ -143,7 +143,7 @@ class RunConfig(Section):
             raise ValueError("ckpt.init_partial=true needs ckpt.init_from, the checkpoint to take tensors from")
         if t.warmup_steps > t.total_steps:
             raise ValueError(f"train.warmup_steps={t.warmup_steps} exceeds train.total_steps={t.total_steps}")
-        parameters = all_parameters(Sizes(m.hidden_size, m.num_layers, m.num_heads, m.ffn_size, 1, m.seq_length, m.seq_length))
+        parameters = all_parameters(model_sizes(m.model_dump(), 1, m.seq_length))
         check_patterns("train.groups", [g.pattern for g in t.groups], [p.name for p in parameters])
         check_patterns("model.init", [rule.pattern for rule in m.init], [p.name for p in parameters])
         for p in parameters:

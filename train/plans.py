@@ -3,7 +3,7 @@ import math
 from dataclasses import replace
 
 from parallel.cost.plan import make_plan
-from parallel.cost.sizes import Plan, Sizes
+from parallel.cost.sizes import Plan, Sizes, model_sizes
 from parallel.errors import UserError
 from parallel.mesh import Mesh, make_mesh, micro_batches
 from parallel.rules import check
@@ -14,8 +14,7 @@ def sizes_of(config: RunConfig, tp: int) -> Sizes:
     """The model's sizes under tp; model.vocab_size is a number."""
     m = config.model
     multiple = math.lcm(m.vocab_multiple, tp)
-    return Sizes(m.hidden_size, m.num_layers, m.num_heads, m.ffn_size, -(-m.vocab_size // multiple) * multiple,
-                 config.data.seq_length, m.seq_length, dropout=m.dropout > 0)
+    return model_sizes(m.model_dump(), -(-m.vocab_size // multiple) * multiple, config.data.seq_length)
 
 
 def activation_bytes(config: RunConfig) -> int:

@@ -11,6 +11,7 @@ from ckpt.cut import Cut
 from data.tokenizer import PAD_ID
 from eval.step import EvalStep
 from model.config import PrecisionConfig
+from parallel.cost.parameters import TABLE, TABLES
 from parallel.layout import slice_of
 from parallel.lockstep.errors import LockstepError
 from parallel.lockstep.rank import Rank
@@ -24,7 +25,6 @@ from train.plans import plan_of
 # Of figures and of a parameter's norm, relative. Half precision rounds each sum over tp anew, and Adam's first steps have the
 # size of the learning rate, however small a gradient is.
 TOLERANCES = {"float32": (1e-5, 1e-4), "half": (5e-3, 0.1)}
-TABLE = "embedding.token"
 FIGURES = ("loss", "grad_norm", "loss_scale", "overflow", "lr", "tokens")
 
 
@@ -188,8 +188,8 @@ def initial(compiled: dry_compile.Compiled, whole: dict[str, np.ndarray], mesh: 
 
 
 def part(whole: np.ndarray, name: str, compiled: dry_compile.Compiled, mesh: Mesh) -> np.ndarray:
-    """What a rank holds of a parameter, by MindSpore's layout. The token table is padded with zeros for tp."""
-    if name == TABLE:
+    """What a rank holds of a parameter, by MindSpore's layout. Tables of tokens are padded with zeros for tp."""
+    if name in TABLES:
         whole = np.pad(whole, ((0, -len(whole) % mesh.tp), (0, 0)))
     return slice_of(whole, compiled.parameters[name], compiled.rank % (mesh.dp * mesh.tp))
 

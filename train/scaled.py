@@ -26,13 +26,15 @@ def scaled(config: RunConfig, mesh: Mesh, num_micro_batches: int, overrides: set
     parts = plan_of(config, mesh, num_micro_batches)[1].stage_layers
     most = 2 if len(parts) < 4 else 1
     small = tuple(2 if n == max(parts) else 1 for n in parts) if len(set(parts)) > 1 else (most,) * len(parts)
-    heads = mesh.tp * (2 if mesh.tp < 4 else 1)
+    shared = config.model.kv_heads < config.model.num_heads
+    heads = mesh.tp * (2 if mesh.tp < 4 or shared else 1)
     seq = max(16, mesh.tp)
     micro = config.train.micro_batch_size if "train.micro_batch_size" in overrides else 2
     if micro == "auto":
         raise UserError("train.micro_batch_size=auto: a rehearsal wants a number, or leave the key alone")
     values = {
         "model": {"vocab_size": VOCAB, "vocab_multiple": 1, "hidden_size": 8 * heads, "num_heads": heads,
+                  "num_kv_heads": mesh.tp if shared else "auto",
                   "num_layers": sum(small), "ffn_hidden_size": "auto", "seq_length": seq},
         "data": {"seq_length": seq},
         "parallel": {"dp": mesh.dp, "num_micro_batches": "auto", "stage_layers": small,

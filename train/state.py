@@ -10,7 +10,7 @@ from ckpt.store import MODEL, OPTIMIZER, Checkpoint, differences
 from ckpt.tensors import Place, read, shapes
 from ckpt.writing import Part
 from parallel import config_file
-from parallel.cost.parameters import COLUMNS, TABLE
+from parallel.cost.parameters import COLUMNS, TABLES
 from parallel.errors import UserError
 from train.config import RunConfig
 from train.step import TrainStep
@@ -38,7 +38,7 @@ def optimizer_of(step: TrainStep) -> str:
 
 def has_rows(name: str) -> bool:
     """Whether a tensor has a row for each token. Those that pad the table are not saved: their number depends on the mesh."""
-    return name.endswith(TABLE) and not name.startswith(COLUMNS)
+    return name.endswith(TABLES) and not name.startswith(COLUMNS)
 
 
 class HostCopies:
@@ -83,8 +83,9 @@ def capture(step: TrainStep, copies: HostCopies, vocab_size: int, rank: int, cut
 def identity_of(config: RunConfig, tokenizer_sha256: str, samples_sha256: str) -> dict:
     """What must be equal for a checkpoint to be gone on with: the model, the tokenizer, the samples and their order."""
     # These may change in mid-run, and it is said if they do.
-    model = config.model.model_dump(exclude={"vocab_multiple", "dropout", "init_std", "init"})
-    return {"model": {**model, "ffn_hidden_size": config.model.ffn_size}, "tokenizer": tokenizer_sha256,
+    model = {key: value for key, value in config.model.function().items()
+             if key not in ("vocab_multiple", "dropout", "init_std", "init")}
+    return {"model": model, "tokenizer": tokenizer_sha256,
             "samples": samples_sha256, "seed": config.run.seed}
 
 

@@ -9,12 +9,10 @@ from eval.health.histogram import Histogram
 from eval.health.layers import layer_names
 from eval.step import mode_kept
 from model.gpt import GPT
-from model.layers import Gelu
 from parallel.mesh import Mesh
 
 MAX_LENGTH = 256     # tokens of a sample: attention's figures take memory by its square
-SATURATED = -3.0     # below it GELU's gradient is under 1.2 %, and what goes in hardly learns
-ZERO = 1e-6          # what is smaller after the GELU gives nothing
+ZERO = 1e-6          # what is smaller after the MLP's activation gives nothing
 SAMPLE = 4096        # values of a block's output that its histogram shows
 FIGURES = ("mean", "std", "abs_max", "zeros", "saturated", "attention_entropy", "attention_entropy_min")
 
@@ -22,9 +20,10 @@ FIGURES = ("mean", "std", "abs_max", "zeros", "saturated", "attention_entropy", 
 class ProbeStep(nn.Cell):
     """ids int32 [batch, seq] -> (figures of each block, as FIGURES, [blocks, 7]; samples of its output [blocks, n]), float32.
 
-    mean, std, abs_max: of the block's output, the residual stream; zeros, saturated: the share of the values after the GELU that
-    are smaller than ZERO, and of those before it that are below SATURATED; attention_entropy: of the weights of each position,
-    divided by the largest that it could be, log(how many it sees), as the mean over all and of the head that has the least.
+    mean, std, abs_max: of the block's output, the residual stream; zeros, saturated: the share of the values after the MLP's
+    activation (GELU, SiLU) that are smaller than ZERO, and of those before it that are below its `saturated`; attention_entropy:
+    of the weights of each position, divided by the largest that it could be, log(how many it sees), as the mean over all and of
+    the head that has the least.
 
     Args:
         batch, seq: of the whole batch, over all ranks.
@@ -33,13 +32,14 @@ class ProbeStep(nn.Cell):
     def __init__(self, gpt: GPT, batch: int, seq: int):
         super().__init__(auto_prefix=False)
         self.gpt, self.positions, hidden = gpt, Tensor(np.zeros(batch), ms.int32), gpt.embedding.token.shape[1]
-        self.moments, self.entropy, self.small, self.low = Moments(), Entropy(batch, seq), ShareBelow(ZERO), ShareBelow(SATURATED)
-        self.gelu, self.abs = Gelu(), ops.Abs()
+        self.moments, self.entropy, self.small, self.low = Moments(), Entropy(batch, seq), ShareBelow(ZERO), \
+            ShareBelow(gpt.activation.saturated)
+        self.activation, self.abs = gpt.activation(), ops.Abs()
         rows = np.linspace(0, batch * seq - 1, min(batch * seq, max(1, SAMPLE // hidden))).astype(np.int32)
         self.rows, self.gather, self.reshape = Tensor(rows), ops.Gather(), ops.Reshape()
         self.stack, self.stack_figures, self.stack_samples, self.cast = ops.Stack(), ops.Stack(), ops.Stack(), ops.Cast()
         if gpt.precision.in_half:  # what is looked at may be half, the figures are not
-            for cell in (self.moments, self.entropy, self.small, self.low, self.gelu):
+            for cell in (self.moments, self.entropy, self.small, self.low, self.activation):
                 cell.to_float(ms.float32)
 
     def construct(self, ids):
@@ -48,7 +48,7 @@ class ProbeStep(nn.Cell):
         figures, samples = (), ()
         for block in gpt.blocks:
             x, weights, inner = block(x, self.positions)
-            shares = self.small(self.abs(self.gelu(inner))), self.low(inner)
+            shares = self.small(self.abs(self.activation(inner))), self.low(inner)
             figures += (self.stack((*self.moments(x), *shares, *self.entropy(weights))),)
             samples += (self.reshape(self.gather(x, self.rows, 0), (-1,)),)
         return self.stack_figures(figures), self.cast(self.stack_samples(samples), ms.float32)
@@ -58,7 +58,7 @@ class ProbeStep(nn.Cell):
         self.gpt.shard(mesh)
         for cell in (self.moments, self.entropy, self.small, self.low):
             cell.shard()
-        self.gelu.shard(mesh)
+        self.activation.shard(mesh)
         self.abs.shard(((mesh.dp, mesh.tp),))
         self.gather.shard(((1, 1), (1,)))
         self.stack.shard(((),) * len(FIGURES))

@@ -55,6 +55,14 @@ def gradients_of_norm(*shapes):
     return shapes[0], shapes[1], shapes[1]
 
 
+class NormalizeRms(pure.NormalizeRms):
+    """RMSNorm of [rows, hidden]: (y, 1 / root mean square [rows, 1])."""
+
+    def __init__(self, hidden_size: int, eps: float):
+        super().__init__(hidden_size, eps)
+        self.column_sum = operator("column_sum", columns)
+
+
 class Gelu(nn.Cell):
     """GELU (tanh form): (y, x)."""
 

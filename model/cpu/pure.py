@@ -62,6 +62,27 @@ class Normalize(nn.Cell):
         return dx, self.column_sum(dy * normal), self.column_sum(dy)
 
 
+class NormalizeRms(nn.Cell):
+    """RMSNorm of [rows, hidden]: (y, 1 / root mean square [rows, 1])."""
+
+    def __init__(self, hidden_size: int, eps: float):
+        super().__init__()
+        self.n, self.eps = hidden_size, eps
+        self.matmul, self.rsqrt, self.column_sum = ops.MatMul(), ops.Rsqrt(), ColumnSum()
+
+    def mean(self, x):
+        return self.matmul(x, F.ones((self.n, 1), x.dtype) * (1.0 / self.n))
+
+    def construct(self, x, weight):
+        r = self.rsqrt(self.mean(x * x) + self.eps)
+        return x * r * weight, r
+
+    def bprop(self, x, weight, out, dout):
+        dy, r = dout[0], out[1]
+        normal, d = x * r, dy * weight
+        return (d - normal * self.mean(d * normal)) * r, self.column_sum(dy * normal)
+
+
 class Gelu(nn.Cell):
     """GELU (tanh form) as x * sigmoid(2u): (y, the sigmoid)."""
 

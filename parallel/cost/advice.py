@@ -45,8 +45,9 @@ def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: Topolog
             if need[plan] > limit:
                 break  # larger ones need more
     if not need:
+        heads = f"{sizes.heads}{f' and num_kv_heads={sizes.kv_heads}' if sizes.kv_heads else ''}"
         raise UserError(f"no plan for {devices} devices: dp * tp * pp must equal them, dp must divide train.global_batch_size="
-                        f"{global_batch_size} and leave a rank at least pp samples, tp must divide model.num_heads={sizes.heads} "
+                        f"{global_batch_size} and leave a rank at least pp samples, tp must divide model.num_heads={heads} "
                         f"and the {topology.ranks_per_node} ranks of a node, pp be at most model.num_layers={sizes.layers}")
     fitting = [Candidate(p, size, estimate(sizes, p, topology)) for p, size in need.items() if size <= limit]
     if not fitting:
@@ -76,7 +77,7 @@ def _simplicity(c: Candidate) -> tuple:
 
 def _plans(base: Plan, sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig) -> Iterator[Plan]:
     """Every plan that the rules allow, without its micro-batches."""
-    cut = math.gcd(sizes.heads, sizes.vocab, sizes.ffn, topology.ranks_per_node, devices)
+    cut = math.gcd(sizes.heads, sizes.kv_heads or sizes.heads, sizes.vocab, sizes.ffn, topology.ranks_per_node, devices)
     for tp in _divisors(cut):
         for pp in _divisors(devices // tp):
             dp = devices // tp // pp

@@ -133,7 +133,7 @@ def _gradients(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
 def _tied(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     """The token table goes from the first stage to the last as each rank keeps it, its gradient there goes back."""
     last = plan.mesh.pp - 1
-    if last == 0 or stage not in (0, last):
+    if last == 0 or stage not in (0, last) or not sizes.tied:
         return []
     size = math.prod(embedding(sizes)[0].local_shape(plan)) * plan.weight_bytes
     kinds = ("Send", "Receive") if stage == 0 else ("Receive", "Send")

@@ -3,11 +3,13 @@ from parallel.cost.sizes import Plan, Sizes
 
 
 def block_flops(sizes: Sizes) -> int:
-    """Forward pass of one block, per token: 8 h^2 for query, key, value, output; 4 h f for the MLP; 4 s h for attention.
+    """Forward pass of one block, per token: 4 h^2 for query and output, 4 h kv for key and value (together 8 h^2 where these are
+    as wide); 4 h f for the MLP, 6 h f where it is gated; 4 s h for attention.
 
     The kernels compute the whole square of scores, not the causal half. As Narayanan et al., arXiv:2104.04473, appendix.
     """
-    return 8 * sizes.hidden**2 + 4 * sizes.hidden * sizes.ffn + 4 * sizes.seq * sizes.hidden
+    h = sizes.hidden
+    return 4 * h * (h + sizes.kv_hidden) + (6 if sizes.gated else 4) * h * sizes.ffn + 4 * sizes.seq * h
 
 
 def head_flops(sizes: Sizes) -> int:
@@ -23,9 +25,10 @@ def model_flops(sizes: Sizes) -> int:
 def recompute_flops(sizes: Sizes, recompute: str, tp: int) -> int:
     """What the backward pass of one block computes again, per token: those products whose results are not kept (see memory.py).
 
-    Selective: queries by keys. Full: also MLP's first, and the attention's output where tp = 1 (else the sum over tp is kept).
+    Selective: queries by keys. Full: also the MLP's but its last, and the attention's output where tp = 1 (else the sum over tp is
+    kept).
     """
-    scores, up, output = 2 * sizes.seq * sizes.hidden, 2 * sizes.hidden * sizes.ffn, 2 * sizes.hidden**2
+    scores, up, output = 2 * sizes.seq * sizes.hidden, 2 * sizes.hidden * sizes.ffn * (1 + sizes.gated), 2 * sizes.hidden**2
     return {"none": 0, "selective": scores, "full": scores + up + output * (tp == 1)}[recompute]
 
 

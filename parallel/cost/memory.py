@@ -118,7 +118,7 @@ def _products(sizes: Sizes, plan: Plan, stage: int) -> float:
     """Elements of the matrices that a stage multiplies by, blocks apart that are computed again: each micro-batch casts them to
     half for itself, and keeps them for its backward pass.
     """
-    block = sizes.hidden * (4 * sizes.hidden + 2 * sizes.ffn)
+    block = sizes.hidden * (2 * (sizes.hidden + sizes.kv_hidden) + (2 + sizes.gated) * sizes.ffn)
     head = sizes.vocab * sizes.hidden * (stage == plan.mesh.pp - 1)
     return ((plan.num_blocks(stage) - plan.recompute_of(stage)["full"]) * block + head) / plan.mesh.tp
 

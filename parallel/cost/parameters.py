@@ -6,7 +6,8 @@ from functools import lru_cache
 from parallel.cost.sizes import Plan, Sizes
 from parallel.mesh import Mesh
 
-TABLE = "embedding.token"
+TABLE, HEAD = "embedding.token", "head.token"
+TABLES = (TABLE, HEAD)  # with a row for each token; a head that is tied has none of its own
 ROWS, COLUMNS = "moment2_rows.", "moment2_columns."  # of a factored second moment
 
 
@@ -49,41 +50,43 @@ def moments(p: Parameter, plan: Plan) -> dict[str, tuple[int, ...]]:
     return {**first, f"moment2.{p.name}": shape}
 
 
-def _linear(name: str, fan_out: int, fan_in: int, column: bool) -> list[Parameter]:
-    return [Parameter(f"{name}.weight", (fan_out, fan_in), 0 if column else 1),
-            Parameter(f"{name}.bias", (fan_out,), 0 if column else None)]
+def _linear(name: str, fan_out: int, fan_in: int, column: bool, bias: bool) -> list[Parameter]:
+    return [Parameter(f"{name}.weight", (fan_out, fan_in), 0 if column else 1)] \
+        + [Parameter(f"{name}.bias", (fan_out,), 0 if column else None)] * bias
 
 
-def _norm(name: str, hidden: int) -> list[Parameter]:
-    return [Parameter(f"{name}.weight", (hidden,)), Parameter(f"{name}.bias", (hidden,))]
+def _norm(name: str, hidden: int, bias: bool) -> list[Parameter]:
+    return [Parameter(f"{name}.weight", (hidden,))] + [Parameter(f"{name}.bias", (hidden,))] * bias
 
 
 def embedding(sizes: Sizes) -> list[Parameter]:
-    """Token table and positions, on the first stage. The head shares the table."""
-    return [Parameter("embedding.token", (sizes.vocab, sizes.hidden), 0),
-            Parameter("embedding.position", (sizes.positions, sizes.hidden))]
+    """Token table and learned positions, on the first stage."""
+    return [Parameter(TABLE, (sizes.vocab, sizes.hidden), 0)] \
+        + [Parameter("embedding.position", (sizes.positions, sizes.hidden))] * (sizes.positions > 0)
 
 
 @lru_cache
 def block(sizes: Sizes) -> tuple[Parameter, ...]:
-    """The 16 parameters of one block; * stands for its index."""
-    h, b = sizes.hidden, "blocks.*"
-    return (*_norm(f"{b}.norm1", h),
-            *(p for n in ("query", "key", "value") for p in _linear(f"{b}.attention.{n}", h, h, column=True)),
-            *_linear(f"{b}.attention.output", h, h, column=False), *_norm(f"{b}.norm2", h),
-            *_linear(f"{b}.mlp.up", sizes.ffn, h, column=True), *_linear(f"{b}.mlp.down", h, sizes.ffn, column=False))
+    """The parameters of one block, GPT-2's 16 or Llama's 9; * stands for its index."""
+    h, kv, f, b, bias = sizes.hidden, sizes.kv_hidden, sizes.ffn, "blocks.*", sizes.bias
+    return (*_norm(f"{b}.norm1", h, bias),
+            *(p for n, width in (("query", h), ("key", kv), ("value", kv))
+              for p in _linear(f"{b}.attention.{n}", width, h, column=True, bias=bias)),
+            *_linear(f"{b}.attention.output", h, h, column=False, bias=bias), *_norm(f"{b}.norm2", h, bias),
+            *(p for n in ("gate", "up")[not sizes.gated:] for p in _linear(f"{b}.mlp.{n}", f, h, column=True, bias=bias)),
+            *_linear(f"{b}.mlp.down", h, f, column=False, bias=bias))
 
 
-def final_norm(sizes: Sizes) -> list[Parameter]:
-    """The LayerNorm before the head, on the last stage."""
-    return _norm("norm", sizes.hidden)
+def head(sizes: Sizes) -> Parameter:
+    """The table that gives the logits."""
+    return Parameter(TABLE if sizes.tied else HEAD, (sizes.vocab, sizes.hidden), 0)
 
 
 def stage_kinds(sizes: Sizes, plan: Plan, stage: int) -> list[tuple[Parameter, int]]:
-    """What a stage computes with, and how many there are of each. The tied token table is on the first and the last stage."""
+    """What a stage computes with, and how many there are of each. A tied token table is on the first and the last stage."""
     last = stage == plan.mesh.pp - 1
-    ends = (embedding(sizes) if stage == 0 else []) + (final_norm(sizes) if last else []) \
-        + (embedding(sizes)[:1] if last and stage > 0 else [])
+    ends = (embedding(sizes) if stage == 0 else []) + (_norm("norm", sizes.hidden, sizes.bias) if last else []) \
+        + ([head(sizes)] if last and not (sizes.tied and stage == 0) else [])
     return [(p, 1) for p in ends] + [(p, plan.num_blocks(stage)) for p in block(sizes)]
 
 
@@ -99,6 +102,5 @@ def all_parameters(sizes: Sizes) -> list[Parameter]:
 
 
 def parameter_count(sizes: Sizes) -> int:
-    """Elements of the whole model, the tied table once: V h + P h + L (4 h^2 + 2 h f + 9 h + f) + 2 h."""
-    h, f = sizes.hidden, sizes.ffn
-    return (sizes.vocab + sizes.positions) * h + sizes.layers * (4 * h * h + 2 * h * f + 9 * h + f) + 2 * h
+    """Elements of the whole model, a tied table once: of GPT-2 V h + P h + L (4 h^2 + 2 h f + 9 h + f) + 2 h."""
+    return sum(math.prod(p.shape) * count for p, count in stage_kinds(sizes, Plan(Mesh(1), 1, 1, (sizes.layers,)), 0))

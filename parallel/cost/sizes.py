@@ -1,5 +1,6 @@
 """What the closed forms are told: the model's sizes and the parallel plan."""
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from parallel.mesh import Mesh
@@ -7,7 +8,7 @@ from parallel.mesh import Mesh
 
 @dataclass(frozen=True)
 class Sizes:
-    """A GPT-2 style model and the length of its samples."""
+    """The model and the length of its samples. What has a default here is so in GPT-2."""
 
     hidden: int
     layers: int
@@ -15,8 +16,44 @@ class Sizes:
     ffn: int
     vocab: int  # rows of the token table, padding included
     seq: int  # tokens of a sample
-    positions: int  # learned positions, at least seq
+    positions: int  # learned positions, at least seq; 0: none, as with rotary ones
     dropout: bool = False
+    kv_heads: int | None = None  # heads of keys and values; None: as many as heads
+    bias: bool = True  # of linear layers and norms
+    gated: bool = False  # the MLP has a third matrix, whose product goes through SiLU and multiplies the first's
+    tied: bool = True  # the head is the token table
+
+    @property
+    def kv_hidden(self) -> int:
+        """Width of keys, and of values."""
+        return self.hidden // self.heads * (self.kv_heads or self.heads)
+
+
+def model_sizes(model: Mapping, vocab: int, seq: int) -> Sizes:
+    """Of a section `model` as a mapping, also of an older checkpoint's, whose missing keys mean GPT-2.
+
+    Args:
+        vocab: rows of the token table.
+        seq: tokens of a sample.
+    """
+    llama = model.get("architecture", "gpt2") == "llama"
+    kv_heads = model.get("num_kv_heads", "auto")
+    return Sizes(model["hidden_size"], model["num_layers"], model["num_heads"], ffn_size(model), vocab, seq,
+                 0 if llama else model["seq_length"], dropout=model.get("dropout", 0.0) > 0,
+                 kv_heads=None if kv_heads == "auto" else kv_heads, bias=not llama, gated=llama,
+                 tied=model.get("tie_embeddings", True))
+
+
+def ffn_size(model: Mapping) -> int:
+    """The MLP's width of a section `model`, `auto` resolved.
+
+    GPT-2: 4 hidden. Llama: 8/3 hidden, so that three matrices weigh as much as two, up to the next multiple of 256 (Touvron et
+    al., arXiv:2302.13971, and the sizes of its models).
+    """
+    hidden, ffn = model["hidden_size"], model["ffn_hidden_size"]
+    if ffn != "auto":
+        return ffn
+    return 4 * hidden if model.get("architecture", "gpt2") == "gpt2" else -(-8 * hidden // 3 // 256) * 256
 
 
 @dataclass(frozen=True)

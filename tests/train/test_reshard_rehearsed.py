@@ -8,6 +8,7 @@ from ckpt.cut import Cut
 from ckpt.reshard import reshard
 from data.tokenizer import PAD_ID
 from parallel import config_file
+from parallel.cost.parameters import TABLE
 from parallel.lockstep.rank import Rank
 from parallel.lockstep.schedule import run
 from parallel.mesh import Mesh
@@ -15,7 +16,7 @@ from train import dry_compile, scaled
 from train.config import load_config
 from train.plans import plan_of, planned
 from train.rehearsal import TOLERANCES, OneCard, compare, initial, num_micro_batches
-from train.state import TABLE, scalars_of
+from train.state import scalars_of
 
 MODEL = ["model.num_layers=4", "model.hidden_size=32", "model.num_heads=4", "train.micro_batch_size=2"]
 START = [*MODEL, "parallel.stage_layers=[2,2]", "parallel.optimizer_sharding=true"]
