@@ -25,7 +25,7 @@ def model_flops(sizes: Sizes) -> int:
 def recompute_flops(sizes: Sizes, recompute: str, tp: int) -> int:
     """What the backward pass of one block computes again, per token: those products whose results are not kept (see memory.py).
 
-    Selective: queries by keys. Full: also the MLP's but its last, and the attention's output where tp = 1 (else the sum over tp is
+    Selective: queries by keys. Full: also the MLP's but its last, and the attention's output where tp = 1 (else the sum is
     kept).
     """
     scores, up, output = 2 * sizes.seq * sizes.hidden, 2 * sizes.hidden * sizes.ffn * (1 + sizes.gated), 2 * sizes.hidden**2

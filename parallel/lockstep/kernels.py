@@ -114,6 +114,30 @@ def layer_norm_grad(x, dy, variance, mean, gamma, begin_norm_axis=-1, _begin_par
     return dx, (dy * normal).sum(rest), dy.sum(rest)
 
 
+@in_float32
+def rms_norm(x, gamma, epsilon=1e-6):
+    """As MindSpore's documentation has it; CPU has no kernel to hold it against."""
+    scale = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(epsilon))
+    return x * scale * gamma, scale
+
+
+@in_float32
+def rms_norm_grad(dy, x, scale, gamma):
+    normal, d = x * scale, dy * gamma
+    return (d - normal * (d * normal).mean(-1, keepdims=True)) * scale, (dy * normal).sum(tuple(range(x.ndim - gamma.ndim)))
+
+
+@in_float32
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+@in_float32
+def silu_grad(dy, x):
+    s = 1 / (1 + np.exp(-x))
+    return dy * s * (1 + x * (1 - s))
+
+
 def one_hot(index, depth, on, off, axis=-1):
     if axis not in (-1, index.ndim):
         raise ValueError(f"OneHot along axis {axis}: only the last axis is known here")
@@ -210,10 +234,11 @@ KERNELS: dict[str, Callable] = {op: arithmetic(f) for op, f in BINARY.items()} |
     "ReLU": lambda x: np.maximum(x, np.zeros((), x.dtype)), "ReluGrad": lambda dy, y: dy * (y > 0),
     "Sigmoid": in_float32(lambda x: 1 / (1 + np.exp(-x))), "SigmoidGrad": in_float32(lambda y, dy: dy * y * (1 - y)),
     "SqrtGrad": in_float32(lambda y, dy: dy * 0.5 / y), "RsqrtGrad": in_float32(lambda y, dy: dy * -0.5 * y * y * y),
-    "GeLU": gelu, "GeLUGrad": gelu_grad, "Select": np.where,
+    "GeLU": gelu, "GeLUGrad": gelu_grad, "SiLU": silu, "SiLUGrad": silu_grad, "Select": np.where,
     # products, normalization, reductions
     "MatMul": matmul, "BatchMatMul": matmul, "BiasAdd": bias_add, "BiasAddGrad": bias_add_grad,
     "Softmax": softmax, "SoftmaxBackward": softmax_backward, "LayerNorm": layer_norm, "LayerNormGrad": layer_norm_grad,
+    "RmsNorm": rms_norm, "RmsNormGrad": rms_norm_grad,
     "ReduceSum": reduction(np.sum), "ReduceMean": reduction(np.mean), "ReduceMax": reduction(np.max),
     "ReduceMin": reduction(np.min), "ReduceAll": reduction(np.all), "ReduceAny": reduction(np.any),
     "L2Loss": lambda x: np.square(wide(x)).sum() / 2,

@@ -3,7 +3,9 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
+from mindspore.ops.auto_generate import SiLU
 
+from model.cpu import pure
 from parallel.lockstep.kernels import KERNELS, TYPED
 from tests.parallel.oracle import Apply, Together, WithGradient, check_same, compile_on_cpu, interpret, plain, rank_of
 
@@ -65,7 +67,7 @@ SMOOTH = {
     "ReLU": (apply("ReLU"), X), "Exp": (apply("Exp"), X), "Log": (apply("Log"), POSITIVE), "Sqrt": (apply("Sqrt"), POSITIVE),
     "Rsqrt": (apply("Rsqrt"), POSITIVE), "Reciprocal": (apply("Reciprocal"), POSITIVE), "Sigmoid": (apply("Sigmoid"), X),
     "Cos": (apply("Cos"), X), "GeLU": (apply("GeLU"), X), "AddN": (apply("AddN", packed=True), X, Y, TIED),
-    "Select": (apply("Select"), BOOL, X, Y),
+    "SiLU": (Apply(SiLU()), X * 4), "Select": (apply("Select"), BOOL, X, Y),
     "MatMul": (apply("MatMul"), X, CUBE_2[0]), "MatMul a": (apply("MatMul", transpose_a=True), X, Y),
     "MatMul b": (apply("MatMul", transpose_b=True), X, Y), "BatchMatMul": (apply("BatchMatMul"), CUBE, CUBE_2),
     "BatchMatMul a": (apply("BatchMatMul", transpose_a=True), CUBE, CUBE[::-1].copy()),
@@ -87,7 +89,7 @@ SMOOTH = {
     "Cast": (apply("Cast", ms.float16), X), "Mul half": (apply("Mul"), HALF_X, HALF_ROW),
     "MatMul half": (apply("MatMul", transpose_b=True), HALF_X, HALF_Y), "Softmax half": (apply("Softmax"), HALF_X),
     "LayerNorm half": (layer_norm(-1, 1e-5), HALF_X, HALF_ROW, HALF_ROW), "ReduceSum half": (apply("ReduceSum", 0), HALF_X),
-    "GeLU half": (apply("GeLU"), HALF_X),
+    "GeLU half": (apply("GeLU"), HALF_X), "SiLU half": (Apply(SiLU()), HALF_X),
 }
 # without gradients
 OTHERS = {
@@ -130,7 +132,24 @@ def test_operator_equals_mindspore(outcome, name):
 
 
 def test_every_operator_was_compared(outcome):
-    assert {*KERNELS, *TYPED} <= outcome[1]
+    assert {*KERNELS, *TYPED} <= outcome[1] | {"RmsNorm", "RmsNormGrad"}  # which CPU does not have: the next test
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_rms_norm_equals_the_model_s_own_on_cpu(dtype):
+    """Which transformers holds (tests/model/test_llama_golden.py)."""
+    x, gamma, dy = (X * 3).astype(dtype), ROW.astype(dtype), Y.astype(dtype)
+    wide = [Tensor(a, ms.float32) for a in (x, gamma, dy)]
+    cell = pure.NormalizeRms(6, 1e-3)
+    want = cell(*wide[:2])
+    got = KERNELS["RmsNorm"](x, gamma, 1e-3)
+    assert got[0].dtype == np.float32 and got[1].shape == (4, 1)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b.asnumpy(), rtol=1e-5, atol=1e-6)
+    found = KERNELS["RmsNormGrad"](dy, x, got[1], gamma)
+    wanted = cell.bprop(*wide[:2], want, (wide[2], None))
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b.asnumpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_is_computed_in_float32_and_rounded_once():
