@@ -1,4 +1,5 @@
 """The sections `model`, the sizes of a GPT-2 style model, and `precision`, the number formats that it computes in."""
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -53,22 +54,21 @@ class ModelConfig(Section):
     rope_theta: float = Field(10000.0, gt=1.0, description="llama: base of the rotary positions' wavelengths")
     tie_embeddings: bool = Field(True, description="the token table is the head too; llama may have a head of its own")
 
-    @model_validator(mode="after")
-    def _fits_its_architecture(self):
+    def check_architecture(self) -> None:
+        """Raise ValueError for a key of another architecture, and for heads that cannot share keys or be turned."""
         for architecture, keys in ONLY.items():
             for key in keys:
                 value, default = getattr(self, key), type(self).model_fields[key].default
                 if architecture != self.architecture and value != default:
-                    raise ValueError(f"{key}={value} means nothing for architecture={self.architecture}: remove it, or set "
-                                     f"model.architecture={architecture}")
+                    raise ValueError(f"model.{key}={json.dumps(value)} means nothing for model.architecture={self.architecture}: "
+                                     f"remove it, or set model.architecture={architecture}")
         if self.num_heads % self.kv_heads:
             allowed = ", ".join(str(n) for n in range(1, self.num_heads + 1) if self.num_heads % n == 0)
-            raise ValueError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: allowed are "
-                             f"{allowed}")
-        if self.architecture == "llama" and self.hidden_size % self.num_heads == 0 and self.head_size % 2:
-            raise ValueError(f"rotary positions turn pairs, but a head has hidden_size={self.hidden_size} / num_heads="
-                             f"{self.num_heads} = {self.head_size} elements: make that even")
-        return self
+            raise ValueError(f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}: allowed "
+                             f"are {allowed}")
+        if self.architecture == "llama" and self.head_size % 2:
+            raise ValueError(f"model.num_heads={self.num_heads} leaves a head {self.head_size} of the model.hidden_size="
+                             f"{self.hidden_size} elements, and rotary positions turn pairs of them: make that number even")
 
     @property
     def ffn_size(self) -> int:

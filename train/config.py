@@ -129,6 +129,7 @@ class RunConfig(Section):
         if m.hidden_size % m.num_heads:
             raise ValueError(f"model.num_heads={m.num_heads} does not divide model.hidden_size={m.hidden_size}: allowed "
                              f"are {', '.join(str(h) for h in range(1, m.hidden_size + 1) if m.hidden_size % h == 0)}")
+        m.check_architecture()
         if self.data.seq_length > m.seq_length:
             raise ValueError(f"data.seq_length={self.data.seq_length} is longer than model.seq_length={m.seq_length}, the "
                              "model's longest context: lower the one or raise the other")

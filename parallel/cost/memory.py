@@ -42,7 +42,8 @@ def block_activations(sizes: Sizes, plan: Plan, recompute: str) -> float:
     """Bytes that one block keeps of one micro-batch.
 
     Two inputs of LayerNorm, as wide as the residual stream; the two outputs, which the column-parallel products read whole, with
-    sequence parallelism too; query, key, value and the attention's result, MLP before and after GELU (tp parts); the
+    sequence parallelism too; query, key, value (repeated for all heads) and the attention's result, MLP before and after
+    GELU, or of a gated one both products, SiLU and what they make (tp parts); the
     probabilities (heads in tp parts). Dropout keeps its mask in the activations' format: two of the stream's shape, one of the
     probabilities', and the probabilities after it.
 
@@ -56,7 +57,8 @@ def block_activations(sizes: Sizes, plan: Plan, recompute: str) -> float:
     if recompute == "full":
         received = 0 if tp == 1 else stream + 2 * whole if plan.mesh.sequence_parallel else whole
         return (stream + received + heads) * plan.activation_bytes
-    kept = 2 * whole + heads + 2 * plan.rows(sizes) * sizes.ffn / tp + 2 * stream * sizes.dropout
+    inner = (4 if sizes.gated else 2) * plan.rows(sizes) * sizes.ffn / tp
+    kept = 2 * whole + heads + inner + 2 * stream * sizes.dropout
     wide = 2 * stream
     if recompute == "none":
         wide += _scores(sizes, plan)

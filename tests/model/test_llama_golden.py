@@ -89,7 +89,7 @@ def test_half_precision_is_near(expected):
     assert 1e-5 < np.abs(logits - expected["logits"]).max() < 0.05
     assert loss == pytest.approx(expected["loss"].item(), abs=0.01)
     for name, g in gradients.items():
-        assert np.linalg.norm(g - expected[f"grad.{name}"]) < 0.03 * np.linalg.norm(expected[f"grad.{name}"]), name
+        assert np.linalg.norm(g - expected[f"grad.{name}"]) < 0.1 * np.linalg.norm(expected[f"grad.{name}"]), name
 
 
 def test_cached_decoding_at_every_position(form, expected):

@@ -39,6 +39,8 @@ def mesh(dp: int, tp: int, pp: int = 1, micro: int = 1) -> list[str]:
 # Matrices of 0.14 and 0.56 MB, a table of 1.1 MB: what parcels of 1 MB hold differs from what those of 32 MB do.
 LARGE = ["parallel.fusion_mb=1", "model.hidden_size=192", "model.vocab_size=1500"]
 
+LLAMA, OWN_HEAD = ["model.architecture=llama", "model.num_kv_heads=2", "model.ffn_hidden_size=96"], "model.tie_embeddings=false"
+
 # name: (ranks of the job, ranks that are compiled, overrides)
 CASES = {
     "dp": (2, [1], mesh(2, 1)),
@@ -70,6 +72,11 @@ CASES = {
     "3D, interleaved, uneven, selective, sequence parallel, sharded from 5 KB": (8, [1, 5], [
         *mesh(2, 2, 2, 4), SP, SHARD, "parallel.virtual_stages=2", "parallel.recompute=selective", "model.num_layers=5",
         "parallel.stage_layers=[2, 1, 1, 1]", "parallel.optimizer_sharding_threshold_kb=5"]),
+    "tp x pp, Llama": (4, [1, 3], [*mesh(1, 2, 2, 2), *LLAMA]),
+    "dp x pp, Llama, full": (4, [0, 2], [*mesh(2, 1, 2, 4), *LLAMA, FULL]),
+    "3D, Llama, head of its own, sequence parallel, all sharded": (8, [0, 4], [*mesh(2, 2, 2, 4), *LLAMA, OWN_HEAD, SP, SHARD,
+                                                                               ALL]),
+    "3D, Llama, head of its own, O2, full": (8, [3, 7], [*mesh(2, 2, 2, 4), *LLAMA, OWN_HEAD, FULL, "precision.level=O2"]),
     "dp, parcels": (2, [0], [*mesh(2, 1), *LARGE]),
     "dp, micro-batches, parcels": (2, [0], [*mesh(2, 1, 1, 2), *LARGE]),
     "dp, sharded, parcels": (2, [0], [*mesh(2, 1), *LARGE, SHARD]),

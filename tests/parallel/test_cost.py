@@ -15,7 +15,7 @@ from parallel.cost.flops import block_flops, head_flops, model_flops, stage_flop
 from parallel.cost.memory import alive_micro_batches, block_activations, memory
 from parallel.cost.parameters import Parameter, parameter_count, stage_parameters
 from parallel.cost.plan import make_plan
-from parallel.cost.sizes import Plan, Sizes
+from parallel.cost.sizes import Plan, Sizes, model_sizes
 from parallel.errors import UserError
 from parallel.mesh import Mesh
 
@@ -37,6 +37,33 @@ def test_parameters_are_those_of_the_model():
     listed = stage_parameters(SMALL, plan_of(SMALL), 0)
     assert {p.name: p.shape for p in listed} == real and len(listed) == len(real)
     assert parameter_count(SMALL) == sum(map(math.prod, real.values()))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_those_of_a_llama(tied):
+    config = ModelConfig(architecture="llama", vocab_size=70, hidden_size=16, num_layers=3, num_heads=4, num_kv_heads=2,
+                         seq_length=10, vocab_multiple=8, tie_embeddings=tied)
+    real = {name: tuple(p.shape) for name, p in GPT(config, tp=2).parameters_and_names()}
+    sizes = model_sizes(config.model_dump(), 72, 8)
+    assert sizes.ffn == 256 and sizes.kv_hidden == 8
+    assert {p.name: p.shape for p in stage_parameters(sizes, plan_of(sizes), 0)} == real
+    assert parameter_count(sizes) == sum(map(math.prod, real.values()))
+    last = {p.name for p in stage_parameters(sizes, plan_of(sizes, pp=3), 2)}
+    assert ("embedding.token" in last, "head.token" in last) == (tied, not tied)
+    sends = [t for t in communication(sizes, plan_of(sizes, pp=3, micro=4), 2) if t.what == "token table"]
+    assert len(sends) == tied
+
+
+def test_llama_has_its_sizes():
+    """TinyLlama's as its checkpoint has it; Llama 2's widths of the MLP."""
+    model = {"architecture": "llama", "hidden_size": 2048, "num_layers": 22, "num_heads": 32, "num_kv_heads": 4,
+             "ffn_hidden_size": 5632, "seq_length": 2048, "tie_embeddings": False}
+    sizes = model_sizes(model, 32000, 2048)
+    assert parameter_count(sizes) == 1_100_048_384
+    matrices = (parameter_count(sizes) - 32000 * 2048 - 2048 * (2 * 22 + 1)) * 2  # a look-up and norms are no products
+    assert model_flops(sizes) == 3 * (matrices + 22 * 4 * 2048 * 2048)
+    for hidden, width in ((4096, 11008), (5120, 13824)):
+        assert model_sizes({**model, "hidden_size": hidden, "ffn_hidden_size": "auto"}, 32000, 2048).ffn == width
 
 
 def test_gpt3_has_its_size():

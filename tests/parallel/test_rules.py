@@ -24,6 +24,7 @@ def test_a_plan_that_divides_is_allowed():
 
 @pytest.mark.parametrize(("sizes", "plan", "says"), [
     ({}, {"mesh": Mesh(1, 8)}, "parallel.tp=8 does not divide model.num_heads=12: allowed are 1, 2, 3, 4, 6, 12$"),
+    ({"kv_heads": 3}, {"mesh": Mesh(1, 2)}, "parallel.tp=2 does not divide model.num_kv_heads=3: allowed are 1, 3$"),
     ({"ffn": 386}, {"mesh": Mesh(1, 4)}, "parallel.tp=4 does not divide model.ffn_hidden_size=386: allowed are 1, 2$"),
     ({}, {"mesh": Mesh(1, 1, 4), "virtual_stages": 2}, "parallel.pp=4 x virtual_stages=2 = 8 stages need a layer each.*=6"),
     ({}, {"mesh": Mesh(1, 1, 7), "num_micro_batches": 8}, "parallel.pp=7 .*model.num_layers=6: lower pp"),

@@ -47,6 +47,14 @@ def load(tmp_path):
      "between min=1.0 and max=16777216.0"),
     ("precision.loss_scale.initial=9 precision.loss_scale.max=8", "--set precision.loss_scale.initial=9: "
      "precision.loss_scale.initial=9.0 must lie between min=1.0 and max=8.0"),
+    ("model.architecture=llama model.num_kv_heads=3", "--set model.num_kv_heads=3: model.num_kv_heads=3 does not divide "
+     "model.num_heads=4: allowed are 1, 2, 4"),
+    ("model.tie_embeddings=false", "--set model.tie_embeddings=false: model.tie_embeddings=false means nothing for "
+     "model.architecture=gpt2: remove it, or set model.architecture=llama"),
+    ("model.architecture=llama model.layer_norm_eps=1e-6", "--set model.layer_norm_eps=1e-6: model.layer_norm_eps=1e-06 means "
+     "nothing for model.architecture=llama: remove it, or set model.architecture=gpt2"),
+    ("model.architecture=llama model.hidden_size=20", "--set model.hidden_size=20: model.num_heads=4 leaves a head 5 of the "
+     "model.hidden_size=20 elements, and rotary positions turn pairs of them: make that number even"),
     ("precision.white_list=[Gelu]", "--set precision.white_list=[Gelu]: precision.white_list and black_list need "
      "precision.level O1, O2 or O3: O0 is float32 everywhere"),
 ])

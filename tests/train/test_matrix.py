@@ -15,6 +15,8 @@ SHARD, SEQUENCE = "parallel.optimizer_sharding=true", "parallel.sequence_paralle
 FULL, SELECTIVE = "parallel.recompute=full", "parallel.recompute=selective"
 EACH, ADAFACTOR = "train.clip_by=norm", "train.optimizer=adafactor"
 VIRTUAL, DROPOUT, UNCLIPPED = "parallel.virtual_stages=2", "model.dropout=0.1", "train.clip_norm=null"
+LLAMA = ("model.architecture=llama", "model.num_kv_heads=2", "model.ffn_hidden_size=96")
+OWN_HEAD = "model.tie_embeddings=false"
 CASES = [  # dp, tp, pp, micro-batches, options
     (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 4), (2, 2, 1, 1), (2, 1, 2, 4), (1, 2, 2, 4), (2, 2, 2, 4), (1, 1, 4, 4),
     (1, 1, 4, 8), (2, 2, 2, 8),
@@ -31,6 +33,7 @@ CASES = [  # dp, tp, pp, micro-batches, options
     (2, 2, 2, 4, EACH), (2, 2, 2, 4, EACH, SHARD), (1, 1, 2, 4, EACH, VIRTUAL), (2, 1, 2, 4, ADAFACTOR),
     (2, 1, 1, 1, ADAFACTOR, EACH),
     (2, 2, 2, 8, SHARD, SEQUENCE, FULL, VIRTUAL, DROPOUT),
+    (2, 2, 2, 4, *LLAMA), (2, 2, 2, 4, *LLAMA, OWN_HEAD, SHARD, SEQUENCE, FULL), (1, 2, 2, 4, *LLAMA, OWN_HEAD, EACH, DROPOUT),
 ]
 
 
@@ -51,7 +54,7 @@ def test_every_rank_equals_one_card(dp, tp, pp, micro, options, plan_yaml, tmp_p
     code, report = run(plan_yaml, tmp_path, *MODEL, *mesh, *layers, *options)
     assert code == 0 and report["mesh"] == {"dp": dp, "tp": tp, "pp": pp}
     check(report, 0 if UNCLIPPED in options else PLAN["train"]["clip_norm"])
-    if not {UNCLIPPED, DROPOUT, EACH, ADAFACTOR} & set(options):
+    if not {UNCLIPPED, DROPOUT, EACH, ADAFACTOR, *LLAMA} & set(options):
         found = [report["steps"][i]["figures"]["grad_norm"] for i in (0, 2)]
         norms[:] = norms or found
         assert found == pytest.approx(norms, rel=1e-5)

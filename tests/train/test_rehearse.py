@@ -86,6 +86,16 @@ def test_optimizer_sharding(cache, plan_yaml, tmp_path):
     check(report, PLAN["train"]["clip_norm"])
 
 
+def test_llama(cache, plan_yaml, tmp_path):
+    """Grouped queries whose heads are cut; the 3D plans are in the matrix."""
+    options = ["parallel.dp=1", "parallel.pp=1", "parallel.stage_layers=[1]", "model.num_layers=1", "train.micro_batch_size=16",
+               "train.global_batch_size=16", "model.architecture=llama", "model.num_kv_heads=2", "model.ffn_hidden_size=48",
+               "model.tie_embeddings=false"]
+    code, report = run(plan_yaml, tmp_path, *options)
+    assert code == 0 and report["mesh"] == {"dp": 1, "tp": 2, "pp": 1}
+    check(report, PLAN["train"]["clip_norm"])
+
+
 BFLOAT16, FLOAT16 = ("precision.level=O2", "precision.dtype=bfloat16"), ("precision.level=O2", "model.dropout=0.1")
 OF_STAGES = ("parallel.dp=1", "parallel.tp=1", "train.global_batch_size=8")  # of the table, which one stage sends the other
 

@@ -50,7 +50,7 @@ LayerGradient = _rule("LayerGradient", "warn", 0.01, 500, "a layer's gradient no
                       "above it")
 UpdateRatio = _rule("UpdateRatio", "warn", 0.1, 200, "update / weights of a layer in one step, above this")
 ActivationDrift = _rule("ActivationDrift", "warn", 10.0, 500, "a block's output spread this many times that at the warm-up's end")
-Saturation = _rule("Saturation", "warn", 0.9, 500, "share of a block's values around the GELU that are nothing or saturated")
+Saturation = _rule("Saturation", "warn", 0.9, 500, "share of values around the MLP's activation that are nothing or saturated")
 AttentionCollapse = _rule("AttentionCollapse", "warn", 0.02, 500, "a head's attention entropy, of 1 at most, below this")
 DataRepeated = _rule("DataRepeated", "warn", 1.0, 1000, "a batch that was read so many times in the window already",
                       DataLevel)

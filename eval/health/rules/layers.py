@@ -91,7 +91,7 @@ class ActivationDrift(LayerRule):
 
 
 class Saturation(LayerRule):
-    """Values after the GELU that are nothing, or before it where its gradient is nothing."""
+    """Values after the MLP's activation that are nothing, or before it where its gradient is nothing."""
 
     what = "shares of values that are nothing or saturated"
     remedy = "Lower train.lr; check the initialisation of the layer before"
