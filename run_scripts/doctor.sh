@@ -10,7 +10,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 help_on_request "$@"
 any_python
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null || {
-    echo "failed   python     $("$python" --version 2>&1) ($python): MindSpore needs >=$low,<$high: install one, and name it by PYTHON=/path/to/python"
+    echo "failed   python     $("$python" --version 2>&1) ($python): MindSpore needs >=$low,<$high: install one, name it by PYTHON=..."
     exit 1
 }
 PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m parallel.doctor "$@"

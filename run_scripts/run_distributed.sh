@@ -5,7 +5,8 @@
 # CONFIG is run_scripts/configs/smoke.yaml unless given. One node of many: NNODES NODE_RANK MASTER_ADDR MASTER_PORT.
 # --supervise: start again from the newest good checkpoint when a rank fails or hangs (python -m train.supervise).
 # --hostfile FILE: the same on each host of FILE by ssh; lines `host [slots=N]` (python -m train.hosts).
-# Environment: MINDGPT_GRACE_SECONDS to save in after SIGTERM (30), PYTHON, MINDGPT_NO_VENV (see setup.sh). Clusters: run_scripts/README.md.
+# Environment: MINDGPT_GRACE_SECONDS to save in after SIGTERM (30), PYTHON, MINDGPT_NO_VENV (see setup.sh).
+# Clusters: run_scripts/README.md.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 help_on_request "$@"

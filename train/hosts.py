@@ -20,11 +20,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from parallel.errors import UserError
+from train.workers import AGREED
 
 FORWARDED = re.compile(r"(MINDGPT|MS|MINDSPORE|HCCL|ASCEND|GLOG)_\w+|PATH|LD_LIBRARY_PATH|PYTHON|PYTHONPATH|CXX|XDG_CACHE_HOME|"
                        r"RANK_TABLE_FILE")
@@ -43,7 +44,7 @@ class Host(NamedTuple):
 
 @dataclass
 class Limits:
-    """Seconds. `finish`: for the others to end by themselves, once one has failed; `grace`: after SIGTERM."""
+    """Seconds. `finish`: for the others to end by themselves, once one has failed; `grace`: to save, and after SIGTERM."""
 
     finish: float = 30.0
     grace: float = 90.0
@@ -55,7 +56,6 @@ class Remote:
 
     host: str
     ssh: subprocess.Popen
-    started: threading.Event = field(default_factory=threading.Event)
     pid: int = 0
 
     def copy(self) -> None:
@@ -63,21 +63,20 @@ class Remote:
         for line in self.ssh.stdout:
             if not self.pid and (found := re.fullmatch(r"mindgpt-pid (\d+)\n", line)):
                 self.pid = int(found[1])
-                self.started.set()
             else:
                 with contextlib.suppress(BrokenPipeError):
                     print(f"[{self.host}] {line}", end="", flush=True)
 
     def send(self, number: int) -> None:
         """A signal to the command; to ssh while it has not come so far, or if the host does not answer."""
-        if self.ssh.poll() is not None:
+        if self.ssh.poll() not in (None, LOST):
             return
-        if self.started.is_set():
+        if self.pid:
             command = [*SSH, self.host, f"kill -{signal.Signals(number).name[3:]} {self.pid}"]
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 if not subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=20).returncode:
                     return
-        if number != signal.SIGUSR1:
+        if self.ssh.poll() is None and number != signal.SIGUSR1:
             self.ssh.send_signal(number)
 
 
@@ -135,7 +134,8 @@ def remote_command(hosts: list[Host], rank: int, command: list[str], env: Mappin
 
 def run(hosts: list[Host], command: list[str], env: Mapping[str, str], limits: Limits | None = None) -> int:
     """Start the command on all hosts, and watch it until it has ended everywhere. Returns the exit code. Raises UserError."""
-    limits = limits or Limits()
+    seconds = env.get("MINDGPT_GRACE_SECONDS", "")
+    limits = limits or (Limits(grace=int(seconds) + 60) if seconds.isdecimal() else Limits())  # each host refuses a wrong one
     texts = [remote_command(hosts, rank, command, env) for rank in range(len(hosts))]
     with _signals() as received:
         try:
@@ -149,6 +149,8 @@ def run(hosts: list[Host], command: list[str], env: Mapping[str, str], limits: L
         for reader in readers:
             reader.start()
         failed = _watch(remotes, received, limits)
+        lost = [remote for remote in remotes if remote.ssh.returncode == LOST and remote.pid]
+        _send(lost, signal.SIGTERM)  # the command may be at work yet
         for reader in readers:
             reader.join(timeout=5)
     codes = [remote.ssh.returncode for remote in remotes]
@@ -160,7 +162,7 @@ def run(hosts: list[Host], command: list[str], env: Mapping[str, str], limits: L
 
 def _watch(remotes: list[Remote], received: list[int], limits: Limits) -> Remote | None:
     """Until all have ended. Returns the first that failed."""
-    failed, told, end, stage = None, 0, None, 0
+    failed, told, asked, end = None, 0, False, None
     while any([remote.ssh.poll() is None for remote in remotes]):  # noqa: C419  a list: all are asked
         while len(received) > told:
             told += 1
@@ -168,13 +170,15 @@ def _watch(remotes: list[Remote], received: list[int], limits: Limits) -> Remote
             if number == signal.SIGUSR1:
                 remotes[0].send(number)
             else:
+                asked = True
                 _send(remotes, signal.SIGTERM)
         if failed is None and (failed := next((r for r in remotes if r.ssh.returncode), None)):
             _say(_reason(failed))
-            end = time.monotonic() + limits.finish
+            # The others may be saving; a second SIGTERM would end that.
+            end = time.monotonic() + (limits.grace if asked or failed.ssh.returncode in AGREED else limits.finish)
         if end and time.monotonic() > end:
-            stage, end = stage + 1, time.monotonic() + limits.grace
-            _send(remotes, signal.SIGTERM if stage == 1 else signal.SIGKILL)
+            _send(remotes, signal.SIGKILL if asked else signal.SIGTERM)
+            asked, end = True, time.monotonic() + limits.grace
         time.sleep(0.1)
     if failed is None and (failed := next((r for r in remotes if r.ssh.returncode), None)):
         _say(_reason(failed))

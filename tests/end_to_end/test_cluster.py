@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "run_scripts" / "cluster"
 # As `srun` starts its command: on each node, with its number; the result is the largest exit code.
 FAKE_SRUN = r"""#!/usr/bin/env bash
-[[ "$1 $2" == "--kill-on-bad-exit=0 --wait=300" ]] || exit 99
+[[ "$1 $2" == "--kill-on-bad-exit=0 --wait=600" ]] || exit 99
 shift 2
 pids=() code=0
 for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do SLURM_NODEID=$node $ENTER${ENTER:+$node} "$@" & pids+=($!); done

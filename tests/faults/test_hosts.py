@@ -19,6 +19,11 @@ while [[ "$1" == -o ]]; do shift 2; done
 host="$1"; shift
 [[ "$host" != unknown ]] || { echo "ssh: Could not resolve hostname unknown" >&2; exit 255; }
 echo "$host $*" >>"$CALLS"
+if [[ "$host" == drop && "$*" == *mindgpt-pid* ]]; then  # the connection breaks, and what was started goes on
+    HOST=drop setsid bash -c "$*" &
+    sleep 1.5
+    exit 255
+fi
 HOST="$host" exec env -u MS_SECRET -u OTHER bash -c "$*"  # the far side has its own environment
 """
 
@@ -27,6 +32,9 @@ COMMAND = """
 import os, signal, sys, time
 what = dict(word.split("=") for word in sys.argv[1:] if "=" in word).get(os.environ["HOST"], "wait")
 def save(*_):
+    if what == "slow":
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+        time.sleep(2.0)
     print("saved", flush=True); sys.exit(4)
 if what != "stubborn":
     signal.signal(signal.SIGTERM, save)
@@ -50,7 +58,7 @@ import os, sys
 from pathlib import Path
 from train.hosts import Limits, read, run
 os.chdir(sys.argv[2])
-sys.exit(run(read(Path(sys.argv[1])), sys.argv[3:], os.environ, Limits(finish=1.0, grace=2.0)))
+sys.exit(run(read(Path(sys.argv[1])), sys.argv[3:], os.environ, Limits(finish=1.0, grace=4.0)))
 """
 
 
@@ -130,6 +138,15 @@ def test_a_host_that_ssh_does_not_reach(hosts):
     assert "[unknown] ssh: Could not resolve hostname" in out and "[alpha] saved" in out
 
 
+def test_a_connection_that_breaks(hosts):
+    """What was started there is ended by another connection."""
+    hosts.file.write_text("alpha\ndrop\n")
+    hosts.start()
+    code, out, err = hosts.end()
+    assert code == 1 and "host drop failed first: the connection was lost" in err
+    assert "[drop] saved" in out and "[alpha] saved" in out
+
+
 def test_one_that_does_not_listen_is_killed(hosts):
     hosts.start("alpha=stubborn", "beta=1")
     code, _, err = hosts.end()
@@ -147,6 +164,14 @@ def test_signals_reach_all_hosts(hosts, number):
     code, out, _ = hosts.end()
     assert code == 4 and "[alpha] saved" in out and "[beta] saved" in out
     assert "[alpha] usr1" in out and "[beta] usr1" not in out  # ranks agree to save: one is enough
+
+
+def test_a_host_that_takes_longer_to_save_is_not_disturbed(hosts):
+    hosts.start("beta=slow")
+    hosts.ready()
+    hosts.process.send_signal(signal.SIGTERM)
+    code, out, _ = hosts.end()
+    assert code == 4 and "[alpha] saved" in out and "[beta] saved" in out
 
 
 @pytest.mark.parametrize("text, said", [
