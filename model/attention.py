@@ -4,6 +4,7 @@ from mindspore import Tensor, nn, ops
 
 from model import cpu
 from model.config import ModelConfig
+from model.heads import Repeat
 from model.layers import Corner, Dropout, Linear, on_cpu
 from model.masks import causal_mask
 from parallel.mesh import Mesh
@@ -58,23 +59,30 @@ class Weigh(nn.Cell):
 
 
 class AttentionCore(nn.Cell):
-    """softmax(q k^T / sqrt(d) + causal mask) v by MindSpore's kernels, and the softmax; q, k, v, y [batch, seq, heads, d]."""
+    """softmax(q k^T / sqrt(d) + causal mask) v by MindSpore's kernels, and the softmax.
+
+    construct: q [batch, seq, heads, d], k and v [batch, seq, kv heads, d], the dropout's keys -> (y like q, [batch, heads, seq,
+        seq]).
+    """
 
     def __init__(self, config: ModelConfig, salt: int):
         super().__init__()
         self.split_q, self.split_k, self.split_v, self.join = (ops.Transpose() for _ in range(4))
+        self.repeat_k, self.repeat_v = (Repeat(config.num_heads // config.kv_heads) for _ in range(2))
         self.scores, self.softmax, self.weigh = Scores(config.head_size), MaskedSoftmax(config.seq_length), Weigh()
         self.dropout = Dropout(config.dropout, (1, config.num_heads, 1, config.seq_length), salt)
 
     def construct(self, q, k, v, keys):
         swap = (0, 2, 1, 3)
-        p = self.softmax(self.scores(self.split_q(q, swap), self.split_k(k, swap)))
-        return self.join(self.weigh(self.dropout(p, keys), self.split_v(v, swap)), swap), p
+        p = self.softmax(self.scores(self.split_q(q, swap), self.repeat_k(self.split_k(k, swap))))
+        return self.join(self.weigh(self.dropout(p, keys), self.repeat_v(self.split_v(v, swap))), swap), p
 
     def shard(self, mesh: Mesh) -> None:
         """Samples over dp, heads over tp."""
         for split in (self.split_q, self.split_k, self.split_v):
             split.shard(((mesh.dp, 1, mesh.tp, 1),))
+        for repeat in (self.repeat_k, self.repeat_v):
+            repeat.shard(mesh)
         for cell in (self.scores, self.softmax, self.dropout, self.weigh):
             cell.shard((mesh.dp, mesh.tp, 1, 1))
         self.join.shard(((mesh.dp, mesh.tp, 1, 1),))

@@ -80,7 +80,7 @@ def rotary_table(seq_length: int, head_size: int, theta: float) -> tuple[np.ndar
 class Rotary(nn.Cell):
     """Turns the pairs (i, i + d / 2) of x by their angles (Su et al., arXiv:2104.09864; paired as transformers' Llama has them).
 
-    construct: x [batch, heads, seq, d], cosines and sines that broadcast to it -> x's shape.
+    construct: x [batch, seq, heads, d], cosines and sines that broadcast to it -> x's shape.
     """
 
     def __init__(self):
@@ -93,32 +93,13 @@ class Rotary(nn.Cell):
         return self.add(self.mul_cos(x, cos), self.mul_sin(self.concat((self.neg(second), first)), sin))
 
     def shard(self, parts: tuple[int, ...]) -> None:
-        """Cut x into `parts`; cosines and sines, [seq, d], are whole."""
+        """Cut x into `parts`; cosines and sines, [seq, 1, d], are whole."""
         for one in (self.split, self.neg):
             one.shard((parts,))
         self.concat.shard((parts, parts))
         for mul in (self.mul_cos, self.mul_sin):
-            mul.shard((parts, (1, 1)))
+            mul.shard((parts, (1, 1, 1)))
         self.add.shard((parts, parts))
-
-
-class Repeat(nn.Cell):
-    """Each head of keys or values for its group of queries: [batch, kv heads, seq, d] -> [batch, heads, seq, d]."""
-
-    def __init__(self, groups: int):
-        super().__init__()
-        self.groups, self.tile, self.reshape = groups, ops.Tile(), ops.Reshape()
-
-    def construct(self, x):
-        if self.groups == 1:
-            return x
-        batch, heads, t, d = x.shape
-        tiled = self.tile(self.reshape(x, (batch, heads, 1, t, d)), (1, 1, self.groups, 1, 1))
-        return self.reshape(tiled, (batch, heads * self.groups, t, d))
-
-    def shard(self, mesh: Mesh) -> None:
-        """Samples over dp, heads of keys and values over tp, with which the queries' heads are cut too."""
-        self.tile.shard(((mesh.dp, mesh.tp, 1, 1, 1),))
 
 
 class GroupedQueryAttention(nn.Cell):
@@ -137,33 +118,26 @@ class GroupedQueryAttention(nn.Cell):
         self.core = attention_core(config, salt)
         self.cos, self.sin = map(Tensor, rotary_table(config.seq_length, config.head_size, config.rope_theta))
         self.corner_cos, self.corner_sin, self.rotate_q, self.rotate_k = Corner(2), Corner(2), Rotary(), Rotary()
-        self.repeat_k, self.repeat_v = (Repeat(self.num_heads // self.kv_heads) for _ in range(2))
         self.reshape = ops.Reshape()
-        self.split_q, self.split_k, self.split_v, self.join = (ops.Transpose() for _ in range(4))
 
     def construct(self, x, keys, batch):
-        t, swap = x.shape[0] // batch, (0, 2, 1, 3)
-        shape, kv_shape = (batch, t, self.num_heads, self.head_size), (batch, t, self.kv_heads, self.head_size)
-        cos, sin = (self.corner_cos(self.cos, (t, self.head_size)), self.corner_sin(self.sin, (t, self.head_size)))
-        q = self.rotate_q(self.split_q(self.reshape(self.query(x), shape), swap), cos, sin)
-        k = self.rotate_k(self.split_k(self.reshape(self.key(x), kv_shape), swap), cos, sin)
-        v = self.split_v(self.reshape(self.value(x), kv_shape), swap)
-        y, weights = self.core(q, self.repeat_k(k), self.repeat_v(v), keys)
-        return self.output(self.reshape(self.join(y, swap), x.shape)), weights
+        t, d = x.shape[0] // batch, self.head_size
+        shape, kv_shape, turns = (batch, t, self.num_heads, d), (batch, t, self.kv_heads, d), (t, 1, d)
+        cos = self.reshape(self.corner_cos(self.cos, (t, d)), turns)
+        sin = self.reshape(self.corner_sin(self.sin, (t, d)), turns)
+        q = self.rotate_q(self.reshape(self.query(x), shape), cos, sin)
+        k = self.rotate_k(self.reshape(self.key(x), kv_shape), cos, sin)
+        y, weights = self.core(q, k, self.reshape(self.value(x), kv_shape), keys)
+        return self.output(self.reshape(y, x.shape)), weights
 
     def shard(self, mesh: Mesh) -> None:
         """Heads over tp, those of queries and those of keys and values."""
-        for linear in (self.query, self.key, self.value, self.output):
-            linear.shard(mesh)
-        for split in (self.split_q, self.split_k, self.split_v):
-            split.shard(((mesh.dp, 1, mesh.tp, 1),))
+        for cell in (self.query, self.key, self.value, self.output, self.core):
+            cell.shard(mesh)
         for corner in (self.corner_cos, self.corner_sin):
             corner.shard()
         for rotate in (self.rotate_q, self.rotate_k):
-            rotate.shard((mesh.dp, mesh.tp, 1, 1))
-        for cell in (self.repeat_k, self.repeat_v, self.core):
-            cell.shard(mesh)
-        self.join.shard(((mesh.dp, mesh.tp, 1, 1),))
+            rotate.shard((mesh.dp, 1, mesh.tp, 1))
 
 
 class Silu(nn.Cell):

@@ -4,6 +4,7 @@ from mindspore import Tensor, nn, ops
 
 from model.config import ModelConfig
 from model.cpu import library, pure
+from model.heads import Repeat
 
 
 def operator(name: str, shape, dtype=ms.float32) -> ops.Custom:
@@ -102,9 +103,10 @@ class AttentionCore(nn.Cell):
         super().__init__()
         self.attend, self.transpose, self.product = Attend(), ops.Transpose(), ops.BatchMatMul(transpose_b=True)
         self.softmax, self.scale = operator("causal_softmax", same), Tensor([config.head_size ** -0.5], ms.float32)
+        self.repeat = Repeat(config.num_heads // config.kv_heads)
 
     def construct(self, q, k, v, keys):
-        scores = self.product(self.transpose(q, (0, 2, 1, 3)), self.transpose(k, (0, 2, 1, 3)))
+        scores = self.product(self.transpose(q, (0, 2, 1, 3)), self.repeat(self.transpose(k, (0, 2, 1, 3))))
         return self.attend(q, k, v)[0], self.softmax(scores, self.scale)
 
 

@@ -5,6 +5,7 @@ from mindspore import nn, ops
 from mindspore.ops import functional as F
 
 from model.config import ModelConfig
+from model.heads import Repeat
 from model.masks import causal_mask, padding_mask
 
 GELU_1 = 2 * math.sqrt(2 / math.pi)  # tanh(u) = 2 sigmoid(2u) - 1, so the factor 2 is taken in here
@@ -136,15 +137,16 @@ class Attend(nn.Cell):
 
 
 class AttentionCore(nn.Cell):
-    """As attention.AttentionCore, without dropout: q, k, v and the result [batch, seq, heads, d]."""
+    """As attention.AttentionCore, without dropout."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.attend, self.transpose = Attend(config), ops.Transpose()
+        self.attend, self.transpose, self.repeat = Attend(config), ops.Transpose(), Repeat(config.num_heads // config.kv_heads)
 
     def construct(self, q, k, v, keys):
         swap = (0, 2, 1, 3)
-        y, p = self.attend(self.transpose(q, swap), self.transpose(k, swap), self.transpose(v, swap))
+        k, v = self.repeat(self.transpose(k, swap)), self.repeat(self.transpose(v, swap))
+        y, p = self.attend(self.transpose(q, swap), k, v)
         return self.transpose(y, swap), p
 
 

@@ -86,12 +86,14 @@ def test_gelu_far_from_zero(cpu):
     np.testing.assert_allclose(gradient, [[0, 0, 0, 0.5, 1, 1, 1]], atol=1e-6)
 
 
-@pytest.mark.parametrize(("batch", "heads", "t", "head_size"), [(1, 1, 1, 1), (2, 3, 7, 5), (3, 2, 16, 5)])
+@pytest.mark.parametrize(("batch", "heads", "kv_heads", "t", "head_size"),
+                         [(1, 1, 1, 1, 1), (2, 3, 3, 7, 5), (3, 2, 2, 16, 5), (2, 6, 2, 14, 6), (1, 2, 1, 130, 20)])
 @pytest.mark.parametrize("cpu", FORMS)
-def test_attention(cpu, batch, heads, t, head_size):
-    config = ModelConfig(vocab_size=9, hidden_size=heads * head_size, num_heads=heads, seq_length=16)
-    shape = batch, t, heads, head_size
-    qkv = (normal(*shape, seed=1, scale=2.0), normal(*shape, seed=2, scale=2.0), normal(*shape, seed=3))
+def test_attention(cpu, batch, heads, kv_heads, t, head_size):
+    groups = {"architecture": "llama", "num_kv_heads": kv_heads} if kv_heads < heads else {}
+    config = ModelConfig(vocab_size=9, hidden_size=heads * head_size, num_heads=heads, seq_length=max(16, t), **groups)
+    shape, kv_shape = (batch, t, heads, head_size), (batch, t, kv_heads, head_size)
+    qkv = (normal(*shape, seed=1, scale=2.0), normal(*kv_shape, seed=2, scale=2.0), normal(*kv_shape, seed=3))
     keys = np.zeros((batch * t, 1), np.int32)
     form = cpu.AttentionCore(config)
     plain = attention.AttentionCore(config, 1)

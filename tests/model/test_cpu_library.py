@@ -96,9 +96,10 @@ def test_a_label_that_is_none_has_no_loss():
     assert np.isnan(losses.asnumpy()[1:]).all() and np.isfinite(losses.asnumpy()[0]) and hits.asnumpy().tolist() == [1, 0, 0, 0]
 
 
-def test_another_format_is_refused():
+def test_another_format_is_refused(capfd):
     """Float16 would be read as if it were float32."""
     ms.set_context(mode=ms.GRAPH_MODE)
     x = Tensor(np.ones((4, 4), np.float16))
     with pytest.raises(RuntimeError):
         compiled.Gelu()(x)[0].asnumpy()
+    assert "operator gelu: input or output 0 is float16, and must be float32" in capfd.readouterr().err
