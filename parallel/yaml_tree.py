@@ -106,9 +106,10 @@ class Tree:
         """Take over what `base` has and this file does not say."""
         where, name = self.where(("base",)), self.values.pop("base")
         del self.origins["base",]
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise UserError(f"{where}: base: got {show(name)}, expected the path of another config file, relative to this one")
-        path = Path(os.path.normpath(Path(self.path).parent / Path(name).expanduser()))
+        home = Path(name).parts[:1] == ("~",)
+        path = Path(os.path.normpath(Path(self.path).parent / (Path(name).expanduser() if home else name)))
         if path.resolve() in files:
             chain = " -> ".join(file.name for file in (*files[files.index(path.resolve()):], path.resolve()))
             raise UserError(f"{where}: base: {name} leads in a circle ({chain}): remove one of these lines")

@@ -227,7 +227,8 @@ def files(tmp_path):
     return write
 
 
-def test_a_file_builds_on_another_one(files, load, tmp_path):
+def test_a_file_builds_on_another_one(files, load, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     files(sub__a="data: {path: a.txt, out: /o}\ntrain: {lr: 1, betas: [0.5, 0.6], loss: {dynamic: true}}\n",
           b="base: sub/a.yaml\ntrain:\n  total_steps: 7\n  lr: 2\n")
     config = load("base: b.yaml\ndata: {shuffle: false}\ntrain:\n  betas: [0.1, 0.2]\n  loss: {initial: 4}\n", "train.seed=3")
@@ -237,6 +238,7 @@ def test_a_file_builds_on_another_one(files, load, tmp_path):
     assert load("base: b.yaml").train.lr == 2.0  # nothing of its own
     assert load(f"base: {tmp_path}/b.yaml\n", "data.path=x").data.path == Path.cwd() / "x"
     assert load("base: b.yaml\ndata: {path: {en: e}}").data.path == {"en": tmp_path / "e"}  # a map in place of a value
+    assert load("base: ~/b.yaml").train.lr == 2.0
     section = config_file.load_section(tmp_path / "b.yaml", [], "data", Data)
     assert section.path == tmp_path / "sub" / "a.txt"
 
@@ -265,6 +267,7 @@ def test_a_mistake_in_a_base_names_the_file_and_line_where_it_stands(files, refu
     ("base: sub/x.yaml", "y.yaml:1: base: sub/x.yaml leads in a circle (x.yaml -> y.yaml -> x.yaml): remove"),
     ("base: y.yaml", "sub/x.yaml:1: base: ../y.yaml leads in a circle (y.yaml -> x.yaml -> y.yaml): remove"),
     ("base: list.yaml", "list.yaml: the file holds a list"), ("base: far.yaml", "far.yaml:2: base: there is no file gone.yaml"),
+    ('base: "a\\0"', "c.yaml:1: base: got "), ("base: ~nobody/a.yaml", "c.yaml:1: base: there is no file ~nobody/a.yaml"),
     ("base: a.yaml\nbase: b.yaml", "c.yaml:2: base: written twice, first in line 1; remove one"),
 ])
 def test_refused_bases(files, refuse, text, message):

@@ -94,3 +94,14 @@ def test_c2_several_mistakes_are_all_told(refused):
     found = refused(f"{HEAD}train:\n  lrr: 1\n  lr: fast\nmodle: {{}}\n", "ckpt.keep_lst=3").splitlines()
     assert [line.partition(": unknown")[0].partition(": got")[0] for line in found] == [
         "c.yaml:4: train.lrr", "c.yaml:5: train.lr", "c.yaml:6: modle", "--set ckpt.keep_lst=3: ckpt.keep_lst"]
+
+
+def test_a_rule_across_sections_names_the_line_that_was_written_last(refused, tmp_path):
+    base = tmp_path.parent / f"{tmp_path.name}.yaml"
+    base.write_text(f"{HEAD}model: {{num_heads: 4, hidden_size: 64}}\ntrain: {{warmup_steps: 9, total_steps: 9}}\n")
+    text = f"base: ../{base.name}\nmodel:\n  hidden_size: 30\n"
+    assert refused(text).startswith("c.yaml:3: model.num_heads=4 does not divide model.hidden_size=30: ")
+    assert refused(f"base: ../{base.name}\n", "train.total_steps=8") == (
+        "--set train.total_steps=8: train.warmup_steps=9 exceeds train.total_steps=8")
+    base.write_text(f"{HEAD}model:\n  num_heads: 4\n  hidden_size: 30\n", encoding="utf-8")
+    assert refused(f"base: ../{base.name}\n").startswith(f"{base}:4: model.num_heads=4 does not divide")
