@@ -47,7 +47,8 @@ def saved(folder: Path) -> list[int]:
     return [store.load(f).step for f in store.steps(root)]
 
 
-@pytest.mark.parametrize(("module", "number"), [("train", signal.SIGTERM), ("train.launch", signal.SIGINT)])
+@pytest.mark.parametrize(("module", "number"), [
+    pytest.param("train", signal.SIGTERM, marks=pytest.mark.long), ("train.launch", signal.SIGINT)])
 def test_a_signal_saves_the_last_step_and_the_run_goes_on_from_there(tiny_yaml, tiny, tmp_path, module, number):
     process = start(module, tiny_yaml, tmp_path)
     wait_for(process, lambda: steps_done(tmp_path) >= 20)

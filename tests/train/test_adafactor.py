@@ -72,6 +72,7 @@ def tensors(config, step=4) -> dict[str, np.ndarray]:
     return {name: np.array(x) for part in parts.values() for name, x in part.items()}
 
 
+@pytest.mark.long
 def test_a_resumed_run_gives_the_same_bits(whole, tiny):
     run(tiny(*QUIET, "train.stop_at_step=2", "health.enabled=false"))
     config = tiny(*QUIET, "health.enabled=false")

@@ -83,6 +83,7 @@ def test_clipping_is_undone_and_the_schedule_is_followed(watched):
         assert learning_rate(watched.train, row["step"] - 1) == pytest.approx(row["lr"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_resumed_run_looks_at_the_same_steps(watched, tiny):
     run(tiny("train.stop_at_step=10", *WATCHED))
     config = tiny(*WATCHED)

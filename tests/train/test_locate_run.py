@@ -117,6 +117,7 @@ def test_refusals(sick, capsys, arguments, says):
     assert error.startswith("error: ") and says in error
 
 
+@pytest.mark.long
 def test_of_two_ranks_the_one_is_named(tiny_yaml, tmp_path):
     done = subprocess.run([sys.executable, "-c", LAUNCH, str(tiny_yaml), str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
                           timeout=400)

@@ -70,6 +70,7 @@ def test_ranks_and_micro_batches_count_different_tokens(small, report_3d):
         assert len(set(of_ranks.sum(1))) == mesh.dp and all(len(set(counts)) > 1 for counts in of_ranks)
 
 
+@pytest.mark.matrix
 def test_sequence_parallelism_and_dropout(cache, plan_yaml, tmp_path):
     options = ["parallel.dp=1", "parallel.pp=1", "parallel.stage_layers=[2]", "model.num_layers=2", "train.micro_batch_size=16",
                "train.global_batch_size=16", "parallel.sequence_parallel=true", "model.dropout=0.1"]
@@ -78,6 +79,7 @@ def test_sequence_parallelism_and_dropout(cache, plan_yaml, tmp_path):
     check(report, PLAN["train"]["clip_norm"])
 
 
+@pytest.mark.matrix
 def test_optimizer_sharding(cache, plan_yaml, tmp_path):
     options = ["parallel.tp=1", "parallel.pp=1", "parallel.stage_layers=[2]", "model.num_layers=2",
                "parallel.optimizer_sharding=true", "train.micro_batch_size=8", "train.global_batch_size=16"]

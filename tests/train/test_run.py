@@ -113,6 +113,7 @@ def test_the_report_has_what_others_rely_on(whole):
     assert len(json.loads((whole / "eval" / "step_00000010.json").read_text())["deep"]["samples"]["texts"]) == 4
 
 
+@pytest.mark.long
 def test_a_kill_before_the_first_checkpoint_doubles_nothing(tiny):  # P3
     run(tiny("train.stop_at_step=3"))
     folder = tiny().run.folder
