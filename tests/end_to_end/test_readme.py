@@ -124,6 +124,8 @@ def test_inspect_and_print_config(shell):
     assert out.count("tokens") >= 2
     out = shell(here("python -m train --config run_scripts/configs/smoke.yaml --print-config"))
     assert "global_batch_size" in out and "growth_interval" in out
+    out = shell("python -m train --help")
+    assert "global_batch_size" in out and "growth_interval" in out
     out = shell(here("python -m train --config run_scripts/configs/smoke.yaml --list-casts --set precision.level=O2 'precision.black_list=[Residual]'"))  # noqa: E501
     assert re.search(r"blocks\.0\.mlp\.up +Linear +float16", out) and re.search(r"add1 +Residual +float32 +black_list", out)
 
@@ -139,6 +141,15 @@ def test_parallel_plans(shell):
     assert "plans fit" in out and "without tensor parallelism" in out
     out = shell(here("python -m train.weak_scaling --config run_scripts/configs/gpt_1b3.yaml --set precision.level=O2"))
     assert "cluster (parallel.topology)" in out and "1024 x 1 x 1" in out
+
+
+def test_doctor(shell):
+    assert "memory" in shell(here("bash run_scripts/doctor.sh"))
+
+
+def test_new_project(shell):
+    shell("python -m train.new_project ../mygpt --name MyGPT")
+    assert (shell.folder.parent / "mygpt" / "README.md").read_text(encoding="utf-8").startswith("# MyGPT\n")
 
 
 def test_run_tests(shell):
