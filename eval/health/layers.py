@@ -24,7 +24,7 @@ def layer_names(num_layers: int) -> list[str]:
 
 
 def layer_of(parameter: str, num_layers: int) -> int:
-    """The place of a parameter's layer in `layer_names`: "blocks.3.mlp.up.weight" -> 4. A head of its own: with the norm."""
+    """The place of a parameter's layer in `layer_names`: "blocks.3.mlp.up.weight" -> 4. A head's own table is of the norm's."""
     if found := re.match(r"blocks\.(\d+)\.", parameter):
         return 1 + int(found[1])
     return 0 if parameter.startswith("embedding.") else num_layers + 1
