@@ -42,9 +42,9 @@ def block_activations(sizes: Sizes, plan: Plan, recompute: str) -> float:
     """Bytes that one block keeps of one micro-batch.
 
     Two inputs of norms, as wide as the residual stream; the two outputs, which the column-parallel products read whole, with
-    sequence parallelism too; query, key, value (for all heads) and the attention's result; MLP before and after GELU, or of a gated
-    one both products, SiLU and what they make (tp parts); the probabilities (heads in tp parts). Dropout keeps its mask in the
-    activations' format: two of the stream's shape, one of the probabilities', and the probabilities after it.
+    sequence parallelism too; query, key, value (for all heads) and the attention's result; MLP before and after GELU, or of a
+    gated one both products, SiLU and what they make (tp parts); the probabilities (heads in tp parts). Dropout keeps its mask in
+    the activations' format: two of the stream's shape, one of the probabilities', and the probabilities after it.
 
     Full recomputing keeps the block's input, what communication over tp has given (it is not repeated), and query, key, value
     and the attention's result: their reshapes count as redistribution, which MindSpore keeps with the communication.
