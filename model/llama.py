@@ -5,7 +5,7 @@ What stands around them, blocks, residual stream, head and loss, is the GPT's ow
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
-from mindspore.ops.auto_generate import SiLU
+from mindspore.ops.auto_generate import SiLU  # `ops` has it as a function alone, which takes no strategy
 
 from model import cpu
 from model.attention import attention_core
