@@ -12,7 +12,7 @@ from train.generate import main as generate
 from train.run import run
 
 LLAMA = ("model.architecture=llama", "model.num_kv_heads=1", "model.tie_embeddings=false", "model.ffn_hidden_size=24",
-         "train.total_steps=10", "health.probe_samples=2")
+         "model.num_layers=1", "train.total_steps=10", "health.probe_samples=2")
 HALF = ("precision.level=O2", "precision.loss_scale.initial=65536")
 
 
@@ -26,10 +26,10 @@ def folder(tiny_yaml, tmp_path_factory):
 
 def test_it_learns_and_is_watched(folder):
     rows = metrics(folder)
-    assert rows[-1]["loss"] < rows[0]["loss"] - 0.3
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.1
     layers = next(row["health"]["layers"] for row in reversed(rows) if row.get("health"))
-    assert list(layers) == ["embedding", "block_00", "block_01", "norm"] and all(f["grad_norm"] > 0 for f in layers.values())
-    assert 0 <= layers["block_01"]["saturated"] < 1 and 0 < layers["block_01"]["attention_entropy"] <= 1
+    assert list(layers) == ["embedding", "block_00", "norm"] and all(f["grad_norm"] > 0 for f in layers.values())
+    assert 0 <= layers["block_00"]["saturated"] < 1 and 0 < layers["block_00"]["attention_entropy"] <= 1
     reports = [json.loads(path.read_text()) for path in (folder / "eval").glob("*.json")]
     assert any("deep" in report for report in reports) and all(np.isfinite(report["stage"]["all"]["loss"]) for report in reports)
 
@@ -62,6 +62,7 @@ def test_texts(folder, capsys):
     assert len(capsys.readouterr().out) > len("It is\n")
 
 
+@pytest.mark.long
 def test_half_precision_follows(folder, tiny):
     assert run(tiny(*LLAMA, *HALF))
     found, wanted = ([row["loss"] for row in metrics(f)] for f in (tiny().run.folder, folder))
