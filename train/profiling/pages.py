@@ -88,39 +88,47 @@ def markdown(found: dict) -> str:
 def html(found: dict) -> str:
     """The same as a page; nothing is loaded from anywhere."""
     title = f"Profile of {escape(found['run'])}"
-    parts = [f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"]
+    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>\n"
+            f"{body(found)}\n</html>\n")
+
+
+def body(found: dict, level: int = 2) -> str:
+    """What stands under the page's title, or in a section of another page, with headings of this level."""
+    parts = []
     if shares := found["shares"]:
         bar = "".join(f'<div style="width:{100 * shares[part]:.2f}%;background:{COLOURS[part]}">{part} {shares[part]:.1%}</div>'
                       for part in PARTS)
         parts += [f"<div class=bar>{bar}</div>",
-                  f"<p><b>{' : '.join(PARTS)} = {found['ratio']}</b> (7 : 2 : 1 or better is good)",
-                  f"<p>Bottleneck: <b>{found['bottleneck']['name']}</b>. {escape(found['bottleneck']['why'])}.",
+                  f"<p><b>{' : '.join(PARTS)} = {escape(found['ratio'])}</b> (7 : 2 : 1 or better is good)",
+                  f"<p>Bottleneck: <b>{escape(found['bottleneck']['name'])}</b>. {escape(found['bottleneck']['why'])}.",
                   f"<p class=sign>{escape(found['utilisation']['text'])}."]
-    parts += [_table([], [list(line) for line in summary(found)]), _curve(found["memory"]["curve"])]
+    parts += [table([], [list(line) for line in summary(found)]), _curve(found["memory"]["curve"], level)]
     for title, header, rows in tables(found):
-        parts += [f"<h2>{escape(title)}</h2>", _table(header, rows)]
+        parts += [f"<h{level}>{escape(title)}</h{level}>", table(header, rows)]
     if found["advice"]:
         items = "".join(f"<li><b>{escape(item['area'])}</b>: {escape(item['why'] + gain(item))}<ul>"
                         + "".join(f"<li>{escape(one)}</li>" for one in item["try"]) + "</ul></li>" for item in found["advice"])
-        parts.append(f"<h2>What to try, in this order</h2><ol>{items}</ol>")
+        parts.append(f"<h{level}>What to try, in this order</h{level}><ol>{items}</ol>")
     if found["problems"]:
-        parts.append("<h2>Not used</h2><ul>" + "".join(f"<li>{escape(problem)}</li>" for problem in found["problems"]) + "</ul>")
-    return "\n".join([*parts, "</html>", ""])
+        items = "".join(f"<li>{escape(problem)}</li>" for problem in found["problems"])
+        parts.append(f"<h{level}>Not used</h{level}><ul>{items}</ul>")
+    return "\n".join(parts)
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """As HTML; every cell is text."""
     head = "<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in header) + "</tr>" if header else ""
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table>{head}{body}</table>"
 
 
-def _curve(points: list[tuple[int, float]]) -> str:
+def _curve(points: list[tuple[int, float]], level: int) -> str:
     """Memory over the run's steps, from zero, as a picture; nothing without figures."""
     if len(points) < 2 or not (top := max(held for _, held in points)):
         return ""
     first, last = points[0][0], points[-1][0]
     line = " ".join(f"{600 * (step - first) / (last - first):.1f},{110 - 100 * held / top:.1f}" for step, held in points)
-    return (f"<h2>Memory over steps {first} to {last}, at most {top / 2**20:,.0f} MiB</h2>"
+    return (f"<h{level}>Memory over steps {first} to {last}, at most {top / 2**20:,.0f} MiB</h{level}>"
             f'<svg viewBox="0 0 600 112" width="100%"><polyline fill="none" stroke="#2a7f62" points="{line}"/></svg>')
 
 
