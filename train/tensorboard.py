@@ -7,9 +7,10 @@ import numpy as np
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 
 from eval.health.histogram import LIMITS, Histogram
+from train.dashboards import LAYOUT, told
 from train.metrics_log import finite
 
 TAGS = {"loss": "train/loss", "lr": "train/learning_rate", "grad_norm": "train/grad_norm", "loss_scale": "train/loss_scale",
@@ -35,6 +36,9 @@ class TensorBoard:
         # tensorboardX names files by the second: two starts within one would overwrite each other without a suffix.
         self.writer = EventsWriter(str(folder / "events"), f".{os.getpid()}.{time.time_ns()}")
         self.writer.write_event(Event(wall_time=time.time(), step=last_step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self.described = set()  # tags: readers keep what the first value of each says of it
+        charts = {category: {title: ["Multiline", tags] for title, tags in charts.items()} for category, charts in LAYOUT.items()}
+        self._add(0, summary.custom_scalars(charts))
 
     def write(self, rows: list[dict]) -> None:
         """The scalars of some steps."""
@@ -51,10 +55,19 @@ class TensorBoard:
 
     def scalars(self, step: int, values: dict) -> None:
         """Tag -> value; None (not computed) is left out, and so is what is not finite."""
-        found = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in values.items()
+        found = [Summary.Value(tag=tag, simple_value=float(value), metadata=self._described(tag)) for tag, value in values.items()
                  if value is not None and finite(float(value)) is not None]
         if found:
             self._add(step, Summary(value=found))
+
+    def _described(self, tag: str) -> SummaryMetadata | None:
+        """What TensorBoard shows beside a curve, with its first value."""
+        if tag in self.described:
+            return None
+        self.described.add(tag)
+        name, description = told(tag) or (tag, "")
+        return SummaryMetadata(display_name=name, summary_description=description,
+                               plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
 
     def _add(self, step: int, values: Summary) -> None:
         self.writer.write_event(Event(wall_time=time.time(), step=step, summary=values))
