@@ -63,7 +63,7 @@ TEXTS = [
     ("health_grad_norm/(.+)", "gradient norm, {0}", "L2 norm of this layer's gradients, before clipping."),
     ("health_weight_norm/(.+)", "weight norm, {0}", "L2 norm of this layer's weights."),
     ("health_update_ratio/(.+)", "update-to-weight ratio, {0}", "Norm of the step's change by that of the weights."),
-    ("health_attention_entropy/(.+)", "entropy of attention, {0} (0 to 1)", "Share of the largest that it could be; near 0: each position looks at one."),
+    ("health_attention_entropy/(.+)", "entropy of attention, {0} (0 to 1)", "By the largest that it could be; mean over heads."),
     ("health_attention_entropy_min/(.+)", "entropy of attention, {0}, lowest (0 to 1)", "Of the head that has the least."),
     ("health_zeros/(.+)", "zeros among activations, {0} (share)", "On the fixed batch of the probe."),
     ("health_saturated/(.+)", "saturated activations, {0} (share)", "On the fixed batch of the probe."),

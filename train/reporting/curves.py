@@ -9,9 +9,9 @@ LAST_STEP = 2**40   # of any run; a larger number in a damaged line would widen 
 
 def number(value: object) -> float | None:
     """A JSON value as a finite number; None: it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:
-        return None
-    return float(value)
+    if type(value) is float or type(value) is int:  # a bool is none
+        return float(value) if -LARGEST < value < LARGEST else None
+    return None
 
 
 @dataclass
@@ -31,7 +31,10 @@ class Bucket:
         if value is None:
             self.bad += 1
             return
-        self.low, self.high = min(self.low, value), max(self.high, value)
+        if value < self.low:
+            self.low = value
+        if value > self.high:
+            self.high = value
         self.total += value
         self.count += 1
 
@@ -64,7 +67,7 @@ class Curve:
         figure = number(value)
         bucket = self._buckets.get(step // self.width)
         if bucket is None:
-            if len(self._buckets) == 2 * POINTS:
+            while len(self._buckets) >= 2 * POINTS:  # more than once where values stand far apart
                 self._widen()
             bucket = self._buckets.setdefault(step // self.width, Bucket())
         bucket.add(step, figure)

@@ -91,6 +91,8 @@ def state(run: Run) -> str:
         return f"Step {at:,}{of}: stopped by the health rule {stop.get('rule')}"
     if report.get("steps") == at:
         return f"Complete: {at:,}{of} steps" if at == total else f"Ended as it was told to, at step {at:,}{of}"
+    if at == total:
+        return f"All {at:,} steps are done, but report.json does not say so yet"
     return f"Step {at:,}{of}; the run goes on, or ended before its time"
 
 
