@@ -6,6 +6,7 @@ from pathlib import Path
 from ckpt import hf, store
 from ckpt.reshard import differences, reshard
 from parallel.errors import UserError
+from parallel.progress import Progress
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,12 +86,15 @@ def verify(folder: Path) -> int:
     found = [f for f in (root, *sorted(root.glob("*/"))) if not f.name.startswith(".") and any((f / m).exists() for m in marks)]
     if not found:
         raise UserError(f"{folder}: no checkpoint there, which would have a {store.MANIFEST}")
-    code = 0
-    for checkpoint in found:
-        problems = store.problems_of(checkpoint)
-        print("\n".join(problems or [f"{checkpoint}: whole"]))
-        code = 1 if problems else code
-    return code
+    sizes = [sum(f.stat().st_size for f in checkpoint.iterdir()) for checkpoint in found]
+    problems = []
+    with Progress("verify", sum(sizes), "MB", scale=1e6) as progress:
+        for checkpoint, size in zip(found, sizes, strict=True):
+            problems.append(store.problems_of(checkpoint))
+            progress.advance(size)
+    for checkpoint, wrong in zip(found, problems, strict=True):
+        print("\n".join(wrong or [f"{checkpoint}: whole"]))
+    return 1 if any(problems) else 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from parallel.cost.plan import make_plan
 from parallel.cost.sizes import model_sizes
 from parallel.errors import UserError
 from parallel.mesh import Mesh
+from parallel.progress import Progress
 from parallel.rules import check
 
 
@@ -37,8 +38,10 @@ def reshard(source: Path, target: Path, dp: int, tp: int, pp: int) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     files = {}
-    for cut in cuts:
-        files |= writing.write_part(temporary, part_of(checkpoint, cut))
+    with Progress("reshard", len(cuts), "ranks") as progress:
+        for cut in cuts:
+            files |= writing.write_part(temporary, part_of(checkpoint, cut))
+            progress.advance(1)
     if final.exists():
         final.rmdir()
     state = {**checkpoint.state, "mesh": {"dp": dp, "tp": tp, "pp": pp}}

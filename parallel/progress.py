@@ -2,6 +2,16 @@
 import sys
 import time
 
+_drawn: "Progress | None" = None  # whose bar stands in the terminal's last line
+
+
+def clear() -> None:
+    """Remove the bar that stands in the terminal's last line, if any, before something else is printed there."""
+    global _drawn
+    if _drawn:
+        _drawn = None
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
 
 class Progress:
     """Counts work done against a total.
@@ -18,23 +28,25 @@ class Progress:
         self._done = 0.0
         self._start = time.monotonic()
         self._next_share = 0.0
-        self._terminal = sys.stderr.isatty()
+        self.terminal = sys.stderr.isatty()
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, error_type, *_) -> None:
+        global _drawn
         self._show(last=error_type is None)
-        if self._terminal:
+        if self.terminal:
             print(file=sys.stderr, flush=True)
+        _drawn = None
 
     def advance(self, amount: float) -> None:
         """Count `amount` more; draws at most 200 times, or 4 lines where there is no terminal."""
         self._done += amount
         share = self._done / self._total
         if share >= self._next_share:
-            self._next_share = share + (0.005 if self._terminal else 0.25)
-            if self._terminal or share < 1:
+            self._next_share = share + (0.005 if self.terminal else 0.25)
+            if self.terminal or share < 1:
                 self._show()
 
     def _show(self, last: bool = False) -> None:
@@ -42,8 +54,9 @@ class Progress:
         share = 1.0 if last else min(self._done / self._total, 1.0)
         done, rate = self._done / self._scale, self._done / self._scale / max(seconds, 1e-3)
         text = f"{self._label:10} {share:4.0%}  {done:,.1f} {self._unit}  {rate:,.1f} {self._unit}/s"
-        if self._terminal:
-            bar = "#" * round(30 * share)
+        if self.terminal:
+            global _drawn
+            _drawn, bar = self, "#" * round(30 * share)
             print(f"\r[{bar:30}] {text}\033[K", end="", file=sys.stderr, flush=True)
         elif last or seconds > 5:  # what is quick needs only its last line
             print(text, file=sys.stderr, flush=True)

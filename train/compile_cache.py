@@ -15,7 +15,7 @@ from train.sources import ROOT, contents
 
 KEPT = 32  # folders, one for each rank of a plan
 # What no graph depends on. All else counts, whether a graph depends on it or not.
-APART = {"run": {"name", "dir"}, "data": {"path", "valid_path", "prepared_dir"}, "ckpt": True, "supervise": True,
+APART = {"run": {"name", "dir", "language"}, "data": {"path", "valid_path", "prepared_dir"}, "ckpt": True, "supervise": True,
          "train": {"stop_at_step"}}
 
 

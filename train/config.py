@@ -21,6 +21,8 @@ class RunSection(Section):
     name: str = Field("smoke", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$", description="folder of the run below `dir`")
     dir: Annotated[Path, Field(strict=False)] = Field(description="folder that holds the runs")
     seed: int = Field(1234, ge=0, lt=2**31, description="initial weights, sample order, dropout, generated samples")
+    language: Literal["auto", "en", "zh"] = Field(
+        "auto", description="of the console; auto: by LC_ALL, LC_MESSAGES or LANG; notes and errors are in English")
     compile_cache: bool = Field(False, description="keep compiled graphs, for the next start with the same config and code")
 
     @property

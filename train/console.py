@@ -1,7 +1,19 @@
-"""What a person sees: a header, one aligned line per interval, a summary. 80 columns."""
+"""What a person sees: a header, one aligned line per interval, a summary. 80 columns; colours on a terminal alone."""
 import math
+import os
+import re
 import shlex
+import shutil
+import sys
+import unicodedata
 from pathlib import Path
+
+from parallel import progress
+from train.messages import message
+
+COLOURS = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
+LEVELS = {"stop": "red", "roll_back": "red", "warn": "yellow", "skip": "yellow"}  # of events
+PAINT = re.compile(r"\033\[\d*m")
 
 
 def size(count: float) -> str:
@@ -32,21 +44,56 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def say(text: str = "") -> None:
-    """Print at once."""
-    print(text, flush=True)
+def width(text: str) -> int:
+    """Columns that a text takes: Chinese characters take two, what colours it none."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else not unicodedata.combining(c) for c in PAINT.sub("", text))
+
+
+def left(text: str, columns: int) -> str:
+    """Filled up with spaces on the right."""
+    return text + " " * (columns - width(text))
+
+
+def right(text: str, columns: int) -> str:
+    """Filled up with spaces on the left."""
+    return " " * (columns - width(text)) + text
+
+
+def painted(text: str, colour: str | None) -> str:
+    """In a colour, or bold, if this is a terminal and neither NO_COLOR nor TERM forbid it."""
+    plain = not colour or not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\033[{COLOURS[colour]}m{text}\033[0m"
+
+
+def fitted(text: str, columns: int, hang: int) -> str:
+    """In lines of at most so many columns, broken at spaces; all but the first begin with `hang` spaces."""
+    lines, line = [], ""
+    for word in re.findall(r"\s*\S+", text):
+        if line.strip() and width(line + word) > columns:
+            lines.append(line)
+            line, word = " " * hang, word.lstrip()
+        line += word
+    return "\n".join([*lines, line])
+
+
+def say(text: str = "", hang: int = 16) -> None:
+    """Print at once; on a terminal in lines that fit it, in a log as one line."""
+    progress.clear()
+    columns = shutil.get_terminal_size().columns
+    print(fitted(text, columns, hang) if sys.stdout.isatty() and width(text) > columns > 2 * hang else text, flush=True)
 
 
 def header(rows: list[tuple[str, str]]) -> None:
     """Names and values of a run, one pair a line."""
     for name, value in rows:
-        say(f"{name:<12} {value}")
+        say(f"{painted(left(name, 12), 'bold')} {value}", hang=13)
 
 
 class Console:
     """A sink: prints one line for the rows of each interval."""
 
-    COLUMNS = "    step  done    loss       lr   g.norm   scale   tok/s  wait   mem      eta"
+    WIDTHS = {"step": 8, "done": 5, "loss": 7, "lr": 8, "grad_norm": 8, "loss_scale": 7, "speed": 7, "wait": 5, "memory": 5,
+              "eta": 8}
 
     def __init__(self, total_steps: int):
         self.total, self.lines = total_steps, 0
@@ -55,16 +102,18 @@ class Console:
         """The last row's step; the loss is the mean over the rows."""
         last = rows[-1]
         if self.lines % 20 == 0:
-            say(self.COLUMNS)
+            say(painted(" ".join(right(message(f"column.{name}"), n) for name, n in self.WIDTHS.items()), "bold"))
         self.lines += 1
         step, seconds = last["step"], last["step_seconds"]
-        eta = duration((self.total - step) * seconds) if seconds else "-"
-        speed = size(last["tokens_per_second"]) if last["tokens_per_second"] else "-"
-        wait = f"{last['data_wait']:.1%}" if last["data_wait"] is not None else "-"
+        figures = {
+            "step": f"{step}", "done": f"{step / self.total:.0%}", "loss": f"{mean_of_finite([r['loss'] for r in rows]):.4f}",
+            "lr": f"{last['lr']:.2e}", "grad_norm": f"{last['grad_norm']:.3f}", "loss_scale": f"{last['loss_scale']:.6g}",
+            "speed": size(last["tokens_per_second"]) if last["tokens_per_second"] else "-",
+            "wait": f"{last['data_wait']:.1%}" if last["data_wait"] is not None else "-", "memory": size(last["memory_bytes"]),
+            "eta": duration((self.total - step) * seconds) if seconds else "-"}
         skipped = sum(r["overflow"] for r in rows)
-        say(f"{step:8d} {step / self.total:5.0%} {mean_of_finite([r['loss'] for r in rows]):7.4f} {last['lr']:8.2e} "
-            f"{last['grad_norm']:8.3f} {last['loss_scale']:7.6g} {speed:>7} {wait:>5} {size(last['memory_bytes']):>5} {eta:>8}"
-            + (f"  {skipped} step(s) skipped: gradients not finite" if skipped else ""))
+        say(" ".join(right(figures[name], n) for name, n in self.WIDTHS.items())
+            + (f"  {painted(message('skipped', count=skipped), 'yellow')}" if skipped else ""))
 
     def sync(self) -> None:
         """Nothing is buffered."""
@@ -76,15 +125,20 @@ class Console:
 def summary(report: dict, folder: Path) -> None:
     """The end of a run."""
     say()
-    speed = f", {size(report['tokens_per_second'])} tokens/s" if report["tokens_per_second"] else ""
-    say(f"done: {report['steps']} of {report['total_steps']} steps; this start: {duration(report['train_seconds'])} after "
-        f"{report['compile_seconds']:.0f} s of compiling{speed}")
+    speed = message("done.speed", speed=size(report["tokens_per_second"])) if report["tokens_per_second"] else ""
+    say(painted(message("done", steps=report["steps"], total=report["total_steps"], seconds=duration(report["train_seconds"]),
+                        compiling=report["compile_seconds"]) + speed, "green"))
+    lines = []
     if report["val_perplexity"]:
-        at = "" if report["val_step"] == report["steps"] else f" at step {report['val_step']}"
-        say(f"  validation   loss {report['val_loss']:.4f}, perplexity {report['val_perplexity']:.1f}, accuracy "
-            f"{report['val_accuracy']:.1%}{at}  (a unigram model: perplexity {report['unigram_perplexity']:.0f})")
-    say(f"  time         evaluation {report['eval_time_fraction']:.1%}, health {report['health_time_fraction']:.1%}, "
-        f"waiting for data {report['data_wait_fraction']:.1%}, checkpoints {report['checkpoint_time_fraction']:.1%}")
-    say(f"  memory       at most {report['peak_memory_bytes'] / 2**30:.2f} GiB on each of {report['world_size']} rank(s)")
-    say(f"  written to   {shown(folder)}: report.json, metrics.jsonl, checkpoints/, eval/")
-    say(f"  look         bash run_scripts/tensorboard.sh {shlex.quote(shown(folder))}")
+        at = "" if report["val_step"] == report["steps"] else message("done.at", step=report["val_step"])
+        lines.append(("done.validation", message("done.validation.value", loss=report["val_loss"],
+                                                 perplexity=report["val_perplexity"], accuracy=report["val_accuracy"], at=at,
+                                                 unigram=report["unigram_perplexity"])))
+    lines += [
+        ("done.time", message("done.time.value", evaluation=report["eval_time_fraction"], health=report["health_time_fraction"],
+                              data=report["data_wait_fraction"], checkpoints=report["checkpoint_time_fraction"])),
+        ("done.memory", message("done.memory.value", gib=report["peak_memory_bytes"] / 2**30, ranks=report["world_size"])),
+        ("done.written", f"{shown(folder)}: report.html, report.json, metrics.jsonl, checkpoints/, eval/"),
+        ("done.look", f"bash run_scripts/tensorboard.sh {shlex.quote(shown(folder))}")]
+    for name, value in lines:
+        say(f"  {left(message(name), 12)} {value}", hang=15)

@@ -9,7 +9,7 @@ from model.gpt import GPT
 from parallel import context
 from parallel.errors import UserError
 from parallel.mesh import Mesh, make_mesh, micro_batches
-from train import reports, state
+from train import messages, reports, state
 from train.build import build_gpt
 from train.checks import refuse_bfloat16
 from train.config import ONE_CARD, RunConfig, load_config
@@ -24,6 +24,7 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Checkpoint, folder: Path,
 
     Raises UserError where data and checkpoint do not fit.
     """
+    messages.use(config.run.language)
     refuse_bfloat16(config)
     rank, world_size = context.start()
     mesh = make_mesh(config.parallel, world_size, rank)

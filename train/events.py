@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from eval.health.rules.base import Event
-from train.console import say, shown
+from train.console import LEVELS, painted, say, shown
 from train.locating.diagnosis import last_good
 from train.metrics_log import MetricsLog
 from train.nodes import fence
@@ -47,7 +47,7 @@ class Events:
             if event.level == "roll_back" and (why := self.roll_back.ask(event)):
                 event = replace(event, level="stop", message=f"{event.message}. No roll-back: {why}")
             self.log.write([asdict(event)])
-            say(f"{INDENT}{event.level}   {event.rule} at step {event.step}: {event.message}")
+            say(f"{INDENT}{painted(event.level, LEVELS.get(event.level))}   {event.rule} at step {event.step}: {event.message}")
             self.board.text(event.step, f"events/{event.rule}", f"**{event.level}** {event.message}")
             if self.command:
                 self._run(event)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from parallel.files import replace_text
+from train.messages import message
 from train.metrics_log import finite
 from train.tensorboard import TensorBoard
 
@@ -47,13 +48,13 @@ def show_stage(stage: dict, say: Callable[[str], None]) -> None:
     scores = stage["all"]
     if scores["loss"] is not None:
         parts = " ".join(f"{n} {s['perplexity']:.1f}" for n, s in stage["corpora"].items() if s["loss"] is not None)
-        share = "" if stage["shares"]["text"] == 1.0 else f"  ({stage['shares']['text']:.0%} of the text: time budget)"
-        say(f"{INDENT}valid  loss {scores['loss']:.4f}  perplexity {scores['perplexity']:.1f} ({parts})  "
-            f"accuracy {scores['accuracy']:.1%}{share}")
+        share = "" if stage["shares"]["text"] == 1.0 else message("valid.share", share=stage["shares"]["text"])
+        say(INDENT + message("valid", loss=scores["loss"], perplexity=scores["perplexity"], parts=parts,
+                             accuracy=scores["accuracy"]) + share)
     asked = {name: s for name, s in stage["tasks"].items() if s["questions"]}
     for name, s in asked.items():
-        guess = "always the most frequent" if s["kind"] == "cloze" else "guessing"
-        say(f"{INDENT}task   {name}: {headline(s):.1%} of {s['questions']} ({guess}: {s['baseline']:.1%})")
+        say(INDENT + message("task.cloze" if s["kind"] == "cloze" else "task", name=name, score=headline(s),
+                             questions=s["questions"], baseline=s["baseline"]))
     for name, why in stage["not_computed"].items():
         if asked or not why.startswith("the time budget"):  # which is told once the tasks are asked; the report always has it
             say(f"{INDENT}stage  {name}: not computed, {why}")
@@ -73,12 +74,12 @@ def show_deep(deep: dict, say: Callable[[str], None]) -> None:
     samples = deep["samples"]
     figures = [f"{label} {samples[key]:.2f}" for label, key in (
         ("distinct-2", "distinct_2"), ("repetition", "repetition_4"), ("self-BLEU", "self_bleu")) if samples[key] is not None]
-    say(f"{INDENT}texts  {', '.join(figures)}; {samples['empty_rate']:.0%} empty")
+    say(INDENT + message("texts", figures=", ".join(figures), empty=samples["empty_rate"]))
     seen = set()
     for text in samples["texts"]:
         if text["prompt"] not in seen:
             seen.add(text["prompt"])
-            say(f"{INDENT}text   {text['prompt'][:30]} | {' '.join(text['text'].split())[:30]}")
+            say(INDENT + message("text", prompt=text["prompt"][:30], text=" ".join(text["text"].split())[:30]))
     if "judge" in deep:
         scores = {name: value for name, value in deep["judge"]["scores"].items() if name != "items" and value is not None}
         say(f"{INDENT}judge  {', '.join(f'{name} {value:.1f}' for name, value in scores.items()) or 'not computed'}")
@@ -86,13 +87,12 @@ def show_deep(deep: dict, say: Callable[[str], None]) -> None:
             say(f"{INDENT}judge  {name}: not computed, {why}")
     if "instructions" in deep:
         scores = deep["instructions"]["all"]
-        say(f"{INDENT}instructions  {scores['item_accuracy']:.1%} of {scores['count']} followed, "
-            f"{scores['rule_accuracy']:.1%} of their rules")
+        say(INDENT + message("instructions", items=scores["item_accuracy"], count=scores["count"],
+                             rules=scores["rule_accuracy"]))
     if "safety" in deep:
         counts = [rates["counts"] for *_, rates in safety_rates(deep["safety"])]
         total = {name: sum(c[name] for c in counts) for name in ("items", "failed", "unclear", "empty")}
-        say(f"{INDENT}safety  {total['items']} items: {total['failed']} failed, {total['unclear']} unclear (neither refusal nor "
-            f"help), {total['empty']} empty")
+        say(INDENT + message("safety", **total))
 
 
 def safety_rates(safety: dict) -> Iterator[tuple[str, str, dict]]:

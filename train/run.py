@@ -30,7 +30,7 @@ from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.layout import plain
 from parallel.mesh import Mesh
-from train import compile_cache, console, passed_over, state, summary
+from train import compile_cache, console, messages, passed_over, state, summary
 from train.build import build_gpt, build_train_step, compiled, is_sharded, lack_of_kernels
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.health import build_health
@@ -41,11 +41,13 @@ from train.callbacks.samples import SampleLog
 from train.callbacks.save import Save
 from train.checks import plan
 from train.clock import Clock
+from train.compiling import Compiling
 from train.config import RunConfig
 from train.console import say
 from train.groups import described
 from train.heartbeat import Heartbeat
 from train.initial import refuse_uninitialised, report_outputs
+from train.messages import message
 from train.metrics_log import MetricsLog
 from train.nodes import NUMBER, fence
 from train.passed_over import Ledger, PassedOver
@@ -61,6 +63,7 @@ def run(config: RunConfig) -> bool:
 
     Raises UserError before anything is written where that cannot work.
     """
+    messages.use(config.run.language)
     rank, world_size = context.start()
     mesh, num_micro_batches = plan(config, world_size, rank)
     manifest = load_manifest(config.data)
@@ -74,7 +77,7 @@ def run(config: RunConfig) -> bool:
     if training.first_step < training.last_step or not training.reported():
         return training.train()
     if rank == 0:
-        say(f"nothing to do: {config.run.folder} is at step {training.first_step} of {config.train.total_steps} already")
+        say(message("nothing_to_do", folder=config.run.folder, step=training.first_step, total=config.train.total_steps))
     return True
 
 
@@ -251,18 +254,20 @@ class Training:
         tokens = t.global_batch_size * c.data.seq_length
         train_set = self.manifest.sets["train"]
         console.header([
-            ("run", console.shown(c.run.folder)),
-            ("model", f"{self.num_parameters / 1e6:.2f}M parameters: {m.num_layers} layers, hidden {m.hidden_size}, "
-                      f"{m.num_heads} heads, vocab {m.vocab_size}"),
-            ("mesh", f"{self.mesh}  ({self.mesh.world_size} rank(s), {ms.get_context('device_target')}, {platform.machine()})"),
-            ("data", f"{train_set.tokens:,} tokens in {train_set.samples:,} samples of {c.data.seq_length}"),
-            ("batch", f"{tokens:,} tokens a step: {t.global_batch_size} samples = dp {self.mesh.dp} x micro-batch "
-                      f"{self.micro_batch_size} x {self.num_micro_batches}"),
-            ("steps", f"{self.first_step} -> {self.last_step} of {t.total_steps}  "
-                      f"({t.total_steps * tokens / train_set.tokens:.2f} epochs in all)"),
-            *precision_lines(c),
-            *(("group", line) for line in described((p.name for p in all_parameters(sizes_of(c, 1))), t)),
-            *(("note", line) for line in self.notes)])
+            (message(name), value) for name, value in (
+                ("run", console.shown(c.run.folder)),
+                ("model", message("model.value", millions=self.num_parameters / 1e6, layers=m.num_layers, hidden=m.hidden_size,
+                                  heads=m.num_heads, vocab=m.vocab_size)),
+                ("mesh", message("mesh.value", mesh=self.mesh, ranks=self.mesh.world_size,
+                                 device=ms.get_context("device_target"), machine=platform.machine())),
+                ("data", message("data.value", tokens=train_set.tokens, samples=train_set.samples, length=c.data.seq_length)),
+                ("batch", message("batch.value", tokens=tokens, samples=t.global_batch_size, dp=self.mesh.dp,
+                                  micro=self.micro_batch_size, count=self.num_micro_batches)),
+                ("steps", message("steps.value", first=self.first_step, last=self.last_step, total=t.total_steps,
+                                  epochs=t.total_steps * tokens / train_set.tokens)),
+                *precision_lines(c),
+                *(("group", line) for line in described((p.name for p in all_parameters(sizes_of(c, 1))), t)),
+                *(("note", line) for line in self.notes))])
 
     def train(self) -> bool:
         """The loop. Whatever ends it, the figures of the steps done are written. Returns False if interrupted, and saved."""
@@ -290,6 +295,7 @@ class Training:
             sinks = [MetricsLog(folder / "metrics.jsonl", self.first_step, fence(folder)), board, console.Console(t.total_steps)]
         health = build_health(clock, c, self.first_step, self.step, self.gpt, self.mesh, self.cut, self.manifest)
         triggers = Triggers(c.run.folder, c.ckpt.every_minutes, self.mesh.rank)
+        compiling = Compiling(c, self.mesh, ms.get_context("device_target"))
         locate = Locate(clock, c, self.mesh, self.num_micro_batches, self.step, self.first_step, triggers, health) \
             if health else None
         monitor = Monitor(clock, sinks, t.log_every_steps, self.first_step, reading, locate)
@@ -303,7 +309,7 @@ class Training:
             if folder:
                 watch.follow(c, sinks[0], board, triggers, evaluate)
         if self.mesh.rank == 0:
-            say("compiling ...")
+            compiling.begin()
         try:
             evaluate.warm_up(c.eval.stage)
             if steps:
@@ -315,6 +321,8 @@ class Training:
                             report_outputs(figures, folder)
                 samples = [SampleLog(c.run.folder, self.mesh.rank, self.first_step)] if c.data.log_samples else []
                 callbacks = [clock, profile, heartbeat, *samples, *(watch.callbacks if watch else ()), monitor, evaluate, save]
+                if self.mesh.rank == 0:
+                    callbacks.insert(1, compiling)
                 if watch:
                     watch.start.verify()
                     dataset = watch.gate.over(dataset, steps)
@@ -332,6 +340,7 @@ class Training:
             if not save.interrupted:
                 summary.report(c, self.mesh, self.num_parameters, clock, monitor, evaluate)
         finally:
+            compiling.close()
             profile.close()
             save.saver.close()
             monitor.close()

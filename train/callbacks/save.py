@@ -11,6 +11,7 @@ from train.callbacks.gate import Gate
 from train.callbacks.monitor import Monitor
 from train.clock import Clock
 from train.console import say
+from train.messages import message
 from train.triggers import Triggers, Wish
 
 
@@ -79,4 +80,4 @@ class Save(Callback):
         self.report()
         collectives.barrier()  # no rank ends before the last checkpoint is whole
         if self.interrupted and self.saver.rank == 0:
-            say(f"interrupted: step {self.monitor.step} is saved; the same command goes on from there")
+            say(message("interrupted", step=self.monitor.step))
