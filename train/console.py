@@ -59,6 +59,13 @@ def right(text: str, columns: int) -> str:
     return " " * (columns - width(text)) + text
 
 
+def cut(text: str, columns: int) -> str:
+    """As much of a text's beginning as so many columns hold."""
+    while width(text) > columns:
+        text = text[:-1]
+    return text
+
+
 def painted(text: str, colour: str | None) -> str:
     """In a colour, or bold, if this is a terminal and neither NO_COLOR nor TERM forbid it."""
     plain = not colour or not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -138,7 +145,7 @@ def summary(report: dict, folder: Path) -> None:
         ("done.time", message("done.time.value", evaluation=report["eval_time_fraction"], health=report["health_time_fraction"],
                               data=report["data_wait_fraction"], checkpoints=report["checkpoint_time_fraction"])),
         ("done.memory", message("done.memory.value", gib=report["peak_memory_bytes"] / 2**30, ranks=report["world_size"])),
-        ("done.written", f"{shown(folder)}: report.html, report.json, metrics.jsonl, checkpoints/, eval/"),
+        ("done.written", f"{shown(folder)}: report.html, metrics.jsonl, checkpoints/, eval/"),
         ("done.look", f"bash run_scripts/tensorboard.sh {shlex.quote(shown(folder))}")]
     for name, value in lines:
         say(f"  {left(message(name), 12)} {value}", hang=15)

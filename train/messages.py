@@ -67,18 +67,17 @@ TEXTS: dict[str, dict[str, str]] = {
     "safety": {"en": "safety  {items} items: {failed} failed, {unclear} unclear (neither refusal nor help), {empty} empty",
                "zh": "安全  {items} 题：{failed} 题未通过，{unclear} 题不明（既未拒绝也未帮助），{empty} 题为空"},
     # The summary.
-    "done": {"en": "done: {steps} of {total} steps; this start: {seconds} after {compiling:.0f} s of compiling",
-             "zh": "完成：{steps} / {total} 步；本次启动：{seconds}，此前编译 {compiling:.0f} 秒"},
+    "done": {"en": "done: {steps} of {total} steps; this start {seconds}, compile {compiling:.0f} s",
+             "zh": "完成：{steps} / {total} 步；本次启动 {seconds}，编译 {compiling:.0f} 秒"},
     "done.speed": {"en": ", {speed} tokens/s", "zh": "，{speed} tokens/s"},
     "done.validation": {"en": "validation", "zh": "验证"},
     "done.validation.value": {
-        "en": "loss {loss:.4f}, perplexity {perplexity:.1f}, accuracy {accuracy:.1%}{at}  (a unigram model: perplexity "
-              "{unigram:.0f})",
-        "zh": "损失 {loss:.4f}，困惑度 {perplexity:.1f}，准确率 {accuracy:.1%}{at}（一元模型：困惑度 {unigram:.0f}）"},
+        "en": "loss {loss:.4f}, perplexity {perplexity:.1f}, accuracy {accuracy:.1%}{at}  (unigram {unigram:.0f})",
+        "zh": "损失 {loss:.4f}，困惑度 {perplexity:.1f}，准确率 {accuracy:.1%}{at}（一元模型 {unigram:.0f}）"},
     "done.at": {"en": " at step {step}", "zh": "（第 {step} 步）"},
     "done.time": {"en": "time", "zh": "时间"},
     "done.time.value": {
-        "en": "evaluation {evaluation:.1%}, health {health:.1%}, waiting for data {data:.1%}, checkpoints {checkpoints:.1%}",
+        "en": "evaluation {evaluation:.1%}, health {health:.1%}, data wait {data:.1%}, checkpoints {checkpoints:.1%}",
         "zh": "评估 {evaluation:.1%}，健康检查 {health:.1%}，等待数据 {data:.1%}，检查点 {checkpoints:.1%}"},
     "done.memory": {"en": "memory", "zh": "内存"},
     "done.memory.value": {"en": "at most {gib:.2f} GiB on each of {ranks} rank(s)",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from parallel.files import replace_text
+from train.console import cut
 from train.messages import message
 from train.metrics_log import finite
 from train.tensorboard import TensorBoard
@@ -79,7 +80,7 @@ def show_deep(deep: dict, say: Callable[[str], None]) -> None:
     for text in samples["texts"]:
         if text["prompt"] not in seen:
             seen.add(text["prompt"])
-            say(INDENT + message("text", prompt=text["prompt"][:30], text=" ".join(text["text"].split())[:30]))
+            say(INDENT + message("text", prompt=cut(text["prompt"][:30], 30), text=cut(" ".join(text["text"].split())[:30], 30)))
     if "judge" in deep:
         scores = {name: value for name, value in deep["judge"]["scores"].items() if name != "items" and value is not None}
         say(f"{INDENT}judge  {', '.join(f'{name} {value:.1f}' for name, value in scores.items()) or 'not computed'}")
