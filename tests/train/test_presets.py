@@ -17,7 +17,9 @@ from train.plans import plan_of, planned
 
 CONFIGS = Path(__file__).parents[2] / "run_scripts" / "configs"
 PRESETS = {  # name: ranks, parameters
-    "smoke": (2, 1.1e6), "gpt2_124m": (8, 124e6), "gpt_1b3": (8, 1.3e9), "gpt_13b": (128, 13e9), "gpt3_175b": (1024, 175e9)}
+    "smoke": (2, 1.1e6), "smoke_llama": (2, 0.99e6), "llama_1b1": (8, 1.1e9), "gpt2_124m": (8, 124e6), "gpt_1b3": (8, 1.3e9),
+    "gpt_13b": (128, 13e9),
+    "gpt3_175b": (1024, 175e9)}
 SCHEMA = json.loads((CONFIGS / "schema.json").read_text(encoding="utf-8"))
 each_preset = pytest.mark.parametrize("name", PRESETS)
 
