@@ -1,6 +1,6 @@
 """What a run costs on this machine, as a table: the step against PyTorch, start and compilation, shares of a whole run.
 
-    bash run_scripts/bench.sh [--quick] [--out FOLDER]
+    bash run_scripts/bench.sh [--quick] [--rounds N] [--out FOLDER]
 
 Everything that is compared runs in turn, A B A B, by the commands that users run, all monitors on. --quick: one round, the
 smaller model, short runs. FOLDER (runs/bench) gets bench.json and bench.md. The machine should do nothing else.
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # layers x hidden: heads, seq, samples a step
 SIZES = {"4 x 256": (4, 256, 4, 256, 8), "6 x 512": (6, 512, 8, 512, 4)}
-VOCAB = 8192
+VOCAB, STEPS = 8192, 30
 NO_COMPILER = {"CXX": "/nonexistent"}  # the pure form of the CPU's cells
 
 
@@ -61,21 +61,21 @@ def peer_step(size: str, mode: str, steps: int) -> tuple[float, float]:
     return statistics.median(out["step_seconds"][5:]), out["matmul_gflops"]
 
 
-def steps(folder: Path, quick: bool) -> list[dict]:
-    """The step of both forms and of the peer, eager and compiled, in turn."""
-    found, count = [], 30 if quick else 60
+def steps(folder: Path, quick: bool, count: int) -> list[dict]:
+    """The step of both forms and of the peer, eager and compiled, in turn, `count` times."""
+    found = []
     for size in list(SIZES)[:1 if quick else None]:
         layers, hidden, heads, seq, batch = SIZES[size]
         flops = batch * seq * (6 * (12 * layers * hidden**2 + VOCAB * hidden) + 12 * layers * seq * hidden)
         rounds: dict[str, list[float]] = {"compiled": [], "pure": [], "eager": [], "torch.compile": []}
         peaks = []
-        for r in range(1 if quick else 3):
-            rounds["compiled"].append(our_step(size, folder, count, f"compiled-{r}"))
+        for r in range(count):
+            rounds["compiled"].append(our_step(size, folder, STEPS, f"compiled-{r}"))
             for peer, mode in (("eager", "eager"), ("torch.compile", "compiled")):
-                seconds, peak = peer_step(size, mode, count)
+                seconds, peak = peer_step(size, mode, STEPS)
                 rounds[peer].append(seconds)
                 peaks.append(peak)
-            rounds["pure"].append(our_step(size, folder, count, f"pure-{r}", NO_COMPILER))
+            rounds["pure"].append(our_step(size, folder, STEPS, f"pure-{r}", NO_COMPILER))
         for form in ("compiled", "pure"):
             seconds = statistics.median(rounds[form])
             ratios = {peer: [theirs / ours for theirs, ours in zip(rounds[peer], rounds[form], strict=True)]
@@ -144,13 +144,15 @@ def processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser("bash run_scripts/bench.sh", description="What a run costs on this machine.")
     parser.add_argument("--quick", action="store_true", help="one round, the smaller model, short runs")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often each runs (default: 3; --quick: 1)")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench", help="folder for bench.json and bench.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         result = {"machine": processor(), "versions": ", ".join(f"{p} {version(p)}" for p in ("mindspore", "numpy", "torch")),
-                  "command": "bash run_scripts/bench.sh" + " --quick" * options.quick,
-                  **{part.__name__: part(folder, options.quick) for part in (steps, starts, whole)}}
+                  "command": " ".join(("bash run_scripts/bench.sh", *sys.argv[1:])),
+                  "steps": steps(folder, options.quick, 1 if options.quick else options.rounds),
+                  "starts": starts(folder, options.quick), "whole": whole(folder, options.quick)}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
     (options.out / "bench.md").write_text(table(result))

@@ -21,7 +21,7 @@ def test_ratios_are_of_one_round_each_and_all_is_in_the_table(bench, monkeypatch
     monkeypatch.setattr(bench, "SIZES", {"4 x 256": bench.SIZES["4 x 256"]})
     monkeypatch.setattr(bench, "our_step", lambda *_: next(ours))
     monkeypatch.setattr(bench, "peer_step", lambda size, mode, count: (next(peer[mode]), 200.0))
-    compiled, pure = bench.steps(tmp_path, False)
+    compiled, pure = bench.steps(tmp_path, False, 3)
     assert compiled["ratios"]["eager"] == pytest.approx([1.1, 1.0, 1.2])
     assert compiled["ratios"]["torch.compile"] == pytest.approx([1.0, 0.8, 1.0])
     assert pure["ratios"]["eager"] == pytest.approx([0.88, 0.5 / 0.6, 1.08])
