@@ -7,7 +7,7 @@ LAYOUT = {
     "Training": {
         "Loss of training and of held-out text (nats a token)": ["train/loss$", "valid_all/loss$"],
         "Gradient norm before clipping": ["train/grad_norm$"],
-        "Learning rate": ["train/learning_rate$", "health/learning_rate_of_schedule$"],
+        "Learning rate": ["train/learning_rate$"],
         "Loss scale": ["train/loss_scale$"]},
     "Speed": {
         "Throughput of all ranks (tokens a second)": ["speed/tokens_per_second$"],
@@ -71,6 +71,13 @@ TEXTS = [
     ("profile/share_(.+)", "profile: {0} (share of a step)", "See profile/verdict under TEXT."),
     ("profile/(.+)", "profile: {0}", "See profile/verdict under TEXT."),
 ]
+
+
+def about() -> str:
+    """All of it as a Markdown table, which stands under TEXT: TensorBoard's fast loader drops what a scalar says of itself."""
+    rows = [(re.sub(r"\([^)]*\)", "*", pattern), name.format("*", "*"), description.format("*", "*"))
+            for pattern, name, description in TEXTS]
+    return "\n".join(["| tag | what | how |", "|---|---|---|", *(f"| `{tag}` | {name} | {how} |" for tag, name, how in rows)])
 
 
 @cache

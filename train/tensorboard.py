@@ -10,7 +10,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 
 from eval.health.histogram import LIMITS, Histogram
-from train.dashboards import LAYOUT, told
+from train.dashboards import LAYOUT, about, told
 from train.metrics_log import finite
 
 TAGS = {"loss": "train/loss", "lr": "train/learning_rate", "grad_norm": "train/grad_norm", "loss_scale": "train/loss_scale",
@@ -39,6 +39,7 @@ class TensorBoard:
         self.described = set()  # tags: readers keep what the first value of each says of it
         charts = {category: {title: ["Multiline", tags] for title, tags in charts.items()} for category, charts in LAYOUT.items()}
         self._add(0, summary.custom_scalars(charts))
+        self.text(0, "about/curves", about())
 
     def write(self, rows: list[dict]) -> None:
         """The scalars of some steps."""

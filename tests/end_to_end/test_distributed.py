@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ckpt import store
 from tests.conftest import exact, metrics
@@ -36,6 +37,12 @@ def whole(tiny_yaml, tmp_path_factory):
     out = launch(tiny_yaml, folder, "train.total_steps=60", "ckpt.every_steps=4", "eval.stage.every=0.1")
     assert "dp 2 x tp 1 x pp 1" in out and "done: 60 of 60 steps" in out
     return folder / "tiny"
+
+
+def test_one_rank_writes_tensorboard(whole):  # P3, third
+    assert len(list((whole / "tensorboard").glob("events.*"))) == 1
+    events = EventAccumulator(str(whole / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    assert [s.step for s in events.Scalars("train/loss")] == list(range(1, 61))
 
 
 def weights(folder) -> dict:

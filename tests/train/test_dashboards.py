@@ -69,6 +69,14 @@ def test_values_stand_beside_what_is_said_of_them(tmp_path):
     assert [s.value for s in found.Scalars("mine/own")] == [1.0] and told("mine/own") is None
 
 
+def test_what_is_said_of_curves_stands_under_text_too(tmp_path):
+    TensorBoard(tmp_path, 0).close()
+    (found,) = EventAccumulator(str(tmp_path)).Reload().Tensors("about/curves/text_summary")
+    lines = found.tensor_proto.string_val[0].decode().splitlines()
+    assert len(lines) == 2 + len(TEXTS) and all(line.count("|") == 4 for line in lines)
+    assert "| `valid_*/bits_per_byte` | bits a byte, * | Loss by the text's" in "\n".join(lines)
+
+
 def test_texts_fit_their_patterns():
     for pattern, name, description in TEXTS:
         groups = ["x"] * re.compile(pattern).groups

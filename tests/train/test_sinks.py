@@ -46,6 +46,22 @@ def test_writers_opened_within_a_second_keep_their_events(tmp_path):  # P3, seco
     assert [s.step for s in events.Scalars("train/loss")] == [1, 2, 3]
 
 
+def test_after_a_kill_each_step_stands_once(tmp_path):  # P3, first
+    killed = TensorBoard(tmp_path, 0)
+    for step in range(1, 16):
+        killed.write([{"step": step, "loss": float(step)}])
+        if step == 13:
+            killed.sync()  # steps 14 and 15 never reach the disk: the writer is not closed
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [s.step for s in events.Scalars("train/loss")] == list(range(1, 14))  # what was synced is there
+    board = TensorBoard(tmp_path, 10)
+    for step in range(11, 21):
+        board.write([{"step": step, "loss": 100.0 + step}])
+    board.close()
+    found = [(s.step, s.value) for s in EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")]
+    assert found == [(s, float(s)) for s in range(1, 11)] + [(s, 100.0 + s) for s in range(11, 21)]
+
+
 def test_console_lines_fit_80_columns(capsys):
     row = {"step": 123456, "loss": 11.23456, "lr": 1.5e-4, "grad_norm": 1234.5678, "loss_scale": 65536.0, "overflow": False,
            "tokens_per_second": 1234567.0, "step_seconds": 1.0, "data_wait": 0.012, "memory_bytes": 2.5e9}

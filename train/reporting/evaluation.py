@@ -9,7 +9,7 @@ from train.reports import SAMPLE_SCORES, headline, safety_rates
 
 LINES = len(COLOURS)  # of a picture
 TABLE = 60            # rows
-TEXTS = 8             # of one evaluation
+TEXTS = 6             # of one evaluation
 LONGEST = 2000        # characters of a text
 
 

@@ -28,7 +28,7 @@ stroke-width:1.4}.mark{fill:#b3261e}
 .legend{margin:.1rem 0;color:#555;font-size:.85rem}.legend span{margin-right:1.2em}
 .legend i{display:inline-block;width:1.2em;height:.25em;margin-right:.4em;vertical-align:middle}
 table{border-collapse:collapse;margin:.6rem 0;width:auto;max-width:100%}td,th{padding:.25rem .8rem .25rem 0;
-border-bottom:1px solid #e6e6e6;text-align:left;vertical-align:top;overflow-wrap:anywhere}th{color:#555;font-weight:600}
+border-bottom:1px solid #e6e6e6;text-align:left;vertical-align:top;overflow-wrap:break-word}th{color:#555;font-weight:600}
 tr{break-inside:avoid}
 .bar{display:flex;height:1.7em;border-radius:4px;overflow:hidden;print-color-adjust:exact;-webkit-print-color-adjust:exact}
 .bar div{color:#fff;font-size:12px;line-height:2.2em;padding-left:.4em;white-space:nowrap;overflow:hidden;box-sizing:border-box}
@@ -104,7 +104,7 @@ def figures(run: Run) -> str:
     if run.valid.last:
         found.append((f"{run.valid.last[1]:.4f}", f"validation loss at step {run.valid.last[0]:,}"))
     if run.stage and (perplexity := run.stage["all"]["perplexity"]):
-        found.append((f"{perplexity:,.1f}", f"perplexity; of a unigram model {run.stage['all']['unigram_perplexity']:,.0f}"))
+        found.append((f"{perplexity:,.1f}", f"perplexity; a unigram model has {run.stage['all']['unigram_perplexity']:,.0f}"))
     if speed := run.curves["tokens_per_second"].last:
         found.append((size(speed[1]), "tokens a second"))
     if run.tokens:

@@ -1,0 +1,111 @@
+"""Headless Chromium by its own protocol over a pipe: pages as a person sees them, with scripts run."""
+import base64
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+# All text of the page and of what its components hide in shadow roots, joined.
+TEXT = """(() => { const parts = []; const walk = node => {
+  if (node.nodeType === 3) parts.push(node.textContent);
+  if (node.shadowRoot) walk(node.shadowRoot);
+  if (!["SCRIPT", "STYLE"].includes(node.nodeName)) node.childNodes.forEach(walk);
+}; walk(document.body); return parts.join(" "); })()"""
+# How many elements a selector finds, also in shadow roots.
+COUNT = """(selector => { let count = 0; const walk = root => { count += root.querySelectorAll(selector).length;
+  root.querySelectorAll("*").forEach(node => { if (node.shadowRoot) walk(node.shadowRoot); }); };
+  walk(document); return count; })"""
+
+
+def installed() -> str | None:
+    """The browser's command, if there is one."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """One page; to be used in a `with` block. Raises RuntimeError with what the browser says of a mistake."""
+
+    def __init__(self, width: int, height: int):
+        self.size, self.number, self.buffer = (width, height), 0, b""
+
+    def __enter__(self) -> "Browser":
+        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        theirs, self.out = os.pipe()   # the browser reads its descriptor 3 and writes 4
+        self.source, back = os.pipe()
+        command = [installed(), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
+                   "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+                   f"--user-data-dir={self.profile.name}", f"--window-size={self.size[0]},{self.size[1]}",
+                   "--remote-debugging-pipe", "about:blank"]
+        self.process = subprocess.Popen(
+            ["sh", "-c", f'exec "$@" 3<&{theirs} 4>&{back}', "sh", *command], pass_fds=(theirs, back), stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL)
+        os.close(theirs)
+        os.close(back)
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.ask("Emulation.setDeviceMetricsOverride", width=self.size[0], height=self.size[1], deviceScaleFactor=1, mobile=False)
+        return self
+
+    def __exit__(self, *_) -> None:
+        os.close(self.out)
+        os.close(self.source)
+        self.process.terminate()
+        self.process.wait(20)
+        self.profile.cleanup()
+
+    def ask(self, method: str, **params) -> dict:
+        """One command, and its answer."""
+        self.number += 1
+        request = {"id": self.number, "method": method, "params": params}
+        if session := getattr(self, "session", None):
+            request["sessionId"] = session
+        os.write(self.out, json.dumps(request).encode() + b"\0")
+        while True:
+            while b"\0" not in self.buffer:
+                if not (more := os.read(self.source, 1 << 20)):
+                    raise RuntimeError("the browser ended")
+                self.buffer += more
+            text, _, self.buffer = self.buffer.partition(b"\0")
+            answer = json.loads(text)
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                return answer["result"]
+
+    def open(self, url: str) -> None:
+        """Go there."""
+        self.ask("Page.navigate", url="about:blank")  # or a change of the part after # alone loads nothing
+        self.ask("Page.navigate", url=url)
+
+    def value(self, expression: str):
+        """Of JavaScript in the page."""
+        return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def text(self) -> str:
+        """Everything that is written on the page."""
+        return self.value(TEXT) or ""
+
+    def count(self, selector: str) -> int:
+        """Elements."""
+        return self.value(f"{COUNT}({json.dumps(selector)})") or 0
+
+    def wait_for(self, *texts: str, seconds: float = 120.0) -> str:
+        """Until all of these stand on the page. Returns its text; raises TimeoutError that names what is missing."""
+        end = time.monotonic() + seconds
+        while True:
+            found = self.text()
+            missing = [text for text in texts if text not in found]
+            if not missing:
+                return found
+            if time.monotonic() > end:
+                raise TimeoutError(f"not on the page: {', '.join(missing)}; there is: {found[:2000]}")
+            time.sleep(0.5)
+
+    def shoot(self, out: Path, whole: bool = False) -> None:
+        """A PNG of the window, or of the whole page."""
+        found = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        out.write_bytes(base64.b64decode(found["data"]))
