@@ -1,5 +1,6 @@
 """A tiny model on a small text, prepared once: what the tests of the loop, the evaluation and the scripts train."""
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import yaml
 
 from train.config import load_config
 
+os.environ["LC_ALL"] = "C.UTF-8"  # tests read the console's English
 CORPUS = Path(__file__).parents[1] / "data" / "corpus"
 
 TINY = {

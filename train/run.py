@@ -30,7 +30,7 @@ from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.layout import plain
 from parallel.mesh import Mesh
-from train import compile_cache, console, messages, passed_over, state, summary
+from train import compile_cache, console, messages, passed_over, report, state, summary
 from train.build import build_gpt, build_train_step, compiled, is_sharded, lack_of_kernels
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.health import build_health
@@ -332,6 +332,8 @@ class Training:
             else:  # killed between its last checkpoint and its report
                 evaluate.again()
             if save.halted:
+                if folder:
+                    report.at_end(folder)
                 raise Halted(watch.gate.reason())
             if save.rolled_back:
                 watch.settle()
