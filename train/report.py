@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-def at_end(run: Path) -> None:
+def write_page(run: Path) -> None:
     """The page beside the run's report.json. Whatever goes wrong with it is said in a line, and ends no run."""
     try:
         replace_text(run / FILE, page(read(run)))

@@ -30,7 +30,7 @@ from parallel.errors import UserError
 from parallel.files import replace_text
 from parallel.layout import plain
 from parallel.mesh import Mesh
-from train import compile_cache, console, messages, passed_over, report, state, summary
+from train import compile_cache, console, messages, passed_over, state, summary
 from train.build import build_gpt, build_train_step, compiled, is_sharded, lack_of_kernels
 from train.callbacks.evaluate import Evaluate, due_steps
 from train.callbacks.health import build_health
@@ -52,6 +52,7 @@ from train.metrics_log import MetricsLog
 from train.nodes import NUMBER, fence
 from train.passed_over import Ledger, PassedOver
 from train.plans import plan_of, sizes_of
+from train.report import write_page
 from train.tensorboard import TensorBoard
 from train.tiers import build_tiers
 from train.triggers import Halted, RolledBack, Triggers
@@ -333,7 +334,7 @@ class Training:
                 evaluate.again()
             if save.halted:
                 if folder:
-                    report.at_end(folder)
+                    write_page(folder)
                 raise Halted(watch.gate.reason())
             if save.rolled_back:
                 watch.settle()

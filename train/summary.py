@@ -16,7 +16,7 @@ from train.callbacks.monitor import Monitor, peak_memory_bytes
 from train.clock import Clock
 from train.config import RunConfig
 from train.metrics_log import finite
-from train.report import at_end
+from train.report import write_page
 
 
 def report(config: RunConfig, mesh: Mesh, num_parameters: int, clock: Clock, monitor: Monitor, evaluate: Evaluate) -> None:
@@ -46,5 +46,5 @@ def report(config: RunConfig, mesh: Mesh, num_parameters: int, clock: Clock, mon
         "versions": {"mindspore": ms.__version__, "numpy": np.__version__, "python": platform.python_version()},
         "cores": len(os.sched_getaffinity(0))}
     replace_text(folder / "report.json", json.dumps(finite(figures), indent=1, allow_nan=False) + "\n")
-    at_end(folder)
+    write_page(folder)
     console.summary(figures, folder)

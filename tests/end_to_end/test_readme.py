@@ -83,6 +83,7 @@ def test_distributed(shell):
                     "python -m ckpt import-hf smoke-hf smoke-weights"):
         shell(command)
     assert (shell.folder / "smoke-hf" / "config.json").exists()
+    assert "written to runs/smoke/report.html" in shell("python -m train.report runs/smoke")
     out = shell("python -m eval --checkpoint runs/smoke" + " --set eval.deep.safety=true")
     assert "step 4" in out and "perplexity" in out and "safety" in out
     out = shell("python -m eval --checkpoint runs/smoke --full" + " --tiers stage")

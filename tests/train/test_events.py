@@ -39,6 +39,7 @@ def test_a_run_that_only_skips_steps_is_saved_and_ends_with_3(tiny, tiny_yaml, t
     step = metrics(folder)[-1]["step"]
     assert stop["step"] <= step < 20 and step == store.find(folder / "checkpoints")[0].step
     assert len(copy.read_text().splitlines()) == len(told)
+    assert "stopped by the health rule overflow_streak" in (folder / "report.html").read_text(encoding="utf-8")
     with pytest.raises(Halted):  # it is not cured by starting again
         run(tiny(*SICK))
     again = [json.loads(line)["step"] for line in (folder / "events.jsonl").read_text().splitlines()]

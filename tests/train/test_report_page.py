@@ -193,10 +193,10 @@ def test_no_run_fails_by_its_page(made, monkeypatch, capsys):
     def refuse(path, text):
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(report, "replace_text", refuse)
-    report.at_end(made)
+    report.write_page(made)
     assert "No space left" in capsys.readouterr().out and not (made / "report.html").exists()
     monkeypatch.setattr(report, "replace_text", replace_text)
-    report.at_end(made)
+    report.write_page(made)
     assert (made / "report.html").is_file()
 
 

@@ -108,6 +108,7 @@ def test_the_report_has_what_others_rely_on(whole):
     assert 0 < report["eval_time_fraction"] < 1 and 0 <= report["data_wait_fraction"] < 1
     assert report["val_perplexity"] == pytest.approx(np.exp(report["val_loss"])) and report["unigram_perplexity"] > 1
     assert [Path(c).name for c in report["checkpoints"]] == [f"step_{n:08d}" for n in (5, 10, 15, 20)]  # two, and milestones
+    assert "Complete: 20 of 20 steps" in (whole / "report.html").read_text(encoding="utf-8")
     last = json.loads((whole / "eval" / "step_00000020.json").read_text())
     assert report["val_step"] == report["steps"] and last["stage"]["all"]["loss"] == report["val_loss"] and "deep" not in last
     assert len(json.loads((whole / "eval" / "step_00000010.json").read_text())["deep"]["samples"]["texts"]) == 4

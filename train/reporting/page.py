@@ -87,7 +87,8 @@ def state(run: Run) -> str:
     of = f" of {total:,}" if total else ""
     if at is None:
         return "No step is done yet"
-    if (stop := next((e for e in run.events if e.get("level") == "stop" and e["step"] >= at), None)) and at != total:
+    fetched = run.setting("train", "log_every_steps") or 1  # steps that may have been done before it was found
+    if (stop := next((e for e in run.events if e.get("level") == "stop" and e["step"] > at - fetched), None)) and at != total:
         return f"Step {at:,}{of}: stopped by the health rule {stop.get('rule')}"
     if report.get("steps") == at:
         return f"Complete: {at:,}{of} steps" if at == total else f"Ended as it was told to, at step {at:,}{of}"
