@@ -1,4 +1,5 @@
 """A progress bar of one line on a terminal, and a few plain lines elsewhere (a log is no place for redrawing)."""
+import shutil
 import sys
 import time
 
@@ -19,7 +20,7 @@ class Progress:
     Args:
         label: what is done, e.g. "encode".
         total: amount of work in `unit`s; may be an estimate.
-        unit: what is counted, e.g. "MB".
+        unit: what is counted, e.g. "MB"; of seconds, "s", no rate is shown.
         scale: how many of what `advance` is given make one `unit`.
     """
 
@@ -53,10 +54,15 @@ class Progress:
         seconds = time.monotonic() - self._start
         share = 1.0 if last else min(self._done / self._total, 1.0)
         done, rate = self._done / self._scale, self._done / self._scale / max(seconds, 1e-3)
-        text = f"{self._label:10} {share:4.0%}  {done:,.1f} {self._unit}  {rate:,.1f} {self._unit}/s"
+        text = f"{self._label:10} {share:4.0%}  {done:,.1f} {self._unit}"
+        if self._unit != "s":
+            text += f"  {rate:,.1f} {self._unit}/s"
         if self.terminal:
             global _drawn
-            _drawn, bar = self, "#" * round(30 * share)
-            print(f"\r[{bar:30}] {text}\033[K", end="", file=sys.stderr, flush=True)
+            # A line that the terminal breaks could not be drawn over.
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(30, columns - len(text) - 3))
+            _drawn, bar = self, "#" * round(width * share)
+            print(f"\r{f'[{bar:{width}}] {text}'[:columns]}\033[K", end="", file=sys.stderr, flush=True)
         elif last or seconds > 5:  # what is quick needs only its last line
             print(text, file=sys.stderr, flush=True)
