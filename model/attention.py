@@ -1,12 +1,13 @@
 """Causal self-attention."""
 import mindspore as ms
 from mindspore import Tensor, nn, ops
+from mindspore.ops.operations.nn_ops import FlashAttentionScore
 
 from model import cpu
 from model.config import ModelConfig
 from model.heads import Repeat
 from model.layers import Corner, Dropout, Linear, on_cpu
-from model.masks import causal_mask
+from model.masks import causal_mask, fused_mask
 from parallel.mesh import Mesh
 
 
@@ -72,9 +73,13 @@ class AttentionCore(nn.Cell):
         self.scores, self.softmax, self.weigh = Scores(config.head_size), MaskedSoftmax(config.seq_length), Weigh()
         self.dropout = Dropout(config.dropout, (1, config.num_heads, 1, config.seq_length), salt)
 
-    def construct(self, q, k, v, keys):
+    def weights(self, q, k):
+        """The softmax."""
         swap = (0, 2, 1, 3)
-        p = self.softmax(self.scores(self.split_q(q, swap), self.repeat_k(self.split_k(k, swap))))
+        return self.softmax(self.scores(self.split_q(q, swap), self.repeat_k(self.split_k(k, swap))))
+
+    def construct(self, q, k, v, keys):
+        swap, p = (0, 2, 1, 3), self.weights(q, k)
         return self.join(self.weigh(self.dropout(p, keys), self.repeat_v(self.split_v(v, swap))), swap), p
 
     def shard(self, mesh: Mesh) -> None:
@@ -88,8 +93,51 @@ class AttentionCore(nn.Cell):
         self.join.shard(((mesh.dp, mesh.tp, 1, 1),))
 
 
+class FlashAttention(nn.Cell):
+    """softmax(q k^T / sqrt(d) + causal mask) v by Ascend's fused kernel, which keeps no scores (Dao, arXiv:2307.08691).
+
+    construct: q [batch, seq, heads, d], k and v [batch, seq, kv heads, d], in half precision; the softmax is float32 inside ->
+        y like q.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.flash, self.mask = FlashAttentionScore(config.num_heads, scale_value=config.head_size ** -0.5, input_layout="BSND",
+                                                    sparse_mode=2), fused_mask()  # 2: causal, of the first query and key on
+
+    def construct(self, q, k, v):
+        return self.flash(q, k, v, None, None, None, self.mask)[3]
+
+    def shard(self, mesh: Mesh) -> None:
+        """Samples over dp, heads over tp; every rank has the mask whole."""
+        parts = (mesh.dp, 1, mesh.tp, 1)
+        self.flash.shard((parts, parts, parts, (1, 1)))
+
+
+class FusedAttentionCore(AttentionCore):
+    """As AttentionCore, without dropout. The softmax is computed apart, for who watches: in training nobody does."""
+
+    def __init__(self, config: ModelConfig, salt: int):
+        super().__init__(config, salt)
+        self.flash = FlashAttention(config)
+
+    def construct(self, q, k, v, keys):
+        return self.flash(q, k, v), self.weights(q, k)
+
+    def shard(self, mesh: Mesh) -> None:
+        """Samples over dp, heads over tp."""
+        super().shard(mesh)
+        self.flash.shard(mesh)
+
+
 def attention_core(config: ModelConfig, salt: int) -> nn.Cell:
-    """AttentionCore in this device's form. The hand-written gradient of the form for CPU knows no dropout."""
+    """AttentionCore in this device's form. The hand-written gradient of the form for CPU knows no dropout.
+
+    Args:
+        config: flash_attention says whether the kernel can be had (GPT sees to it).
+    """
+    if config.flash_attention:
+        return FusedAttentionCore(config, salt)
     return cpu.cells().AttentionCore(config) if on_cpu() and config.dropout == 0 else AttentionCore(config, salt)
 
 

@@ -1,5 +1,6 @@
 """The sections `model`, the sizes of a GPT-2 style model, and `precision`, the number formats that it computes in."""
 import json
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -53,6 +54,8 @@ class ModelConfig(Section):
     rms_norm_eps: float = Field(1e-5, gt=0.0, description="llama: added to the mean square in RMSNorm")
     rope_theta: float = Field(10000.0, gt=1.0, description="llama: base of the rotary positions' wavelengths")
     tie_embeddings: bool = Field(True, description="the token table is the head too; llama may have a head of its own")
+    flash_attention: bool = Field(
+        True, description="Ascend's fused kernel where it fits: half precision, no dropout, heads of 16, 32 ... 512 elements")
 
     def check_architecture(self) -> None:
         """Raise ValueError for a key of another architecture, and for heads that cannot share keys or be turned."""
@@ -88,7 +91,7 @@ class ModelConfig(Section):
     def function(self) -> dict:
         """The keys that say what is computed of the weights, `auto` resolved: those that this architecture has. Of GPT-2 they
         are what they were when there was no other, so that its checkpoints stay what they are."""
-        absent = {key for architecture, keys in ONLY.items() if architecture != self.architecture for key in keys}
+        absent = {"flash_attention"} | {key for architecture, keys in ONLY.items() if architecture != self.architecture for key in keys}
         resolved = {"ffn_hidden_size": self.ffn_size, "num_kv_heads": self.kv_heads}
         return {key: resolved.get(key, value) for key, value in self.model_dump().items()
                 if key not in absent and (key, value) != ("architecture", "gpt2")}
@@ -130,3 +133,20 @@ class PrecisionConfig(Section):
     white_list: tuple[str, ...] = Field((), strict=False, description="cells in half whatever the level: types or globs on names")
     black_list: tuple[str, ...] = Field((), strict=False, description="cells in float32, likewise; goes before white_list")
     loss_scale: LossScaleConfig = LossScaleConfig()
+
+
+def matches(pattern: str, name: str, kind: str) -> bool:
+    """Whether a pattern means this cell: by its type, its name, or the name of a cell that it is inside of."""
+    parts = name.split(".")
+    return pattern == kind or any(fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))
+
+
+def fuses_attention(model: ModelConfig, precision: PrecisionConfig) -> bool:
+    """Whether Ascend computes attention by FlashAttentionScore. It takes half precision alone, and could not drop by our masks.
+
+    One form for all blocks: a black list that means the products of one attention means the plain form.
+    """
+    products = [(f"blocks.{i}.attention.core.{name}", kind) for i in range(model.num_layers)
+                for name, kind in (("scores", "Scores"), ("weigh", "Weigh"), ("flash", "FlashAttention"))]
+    return model.flash_attention and precision.level != "O0" and model.dropout == 0 and model.head_size in range(16, 513, 16) \
+        and not any(matches(pattern, *cell) for pattern in precision.black_list for cell in products)

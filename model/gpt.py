@@ -8,7 +8,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from model import cpu
 from model.attention import CausalSelfAttention
-from model.config import ModelConfig
+from model.config import ModelConfig, fuses_attention
 from model.layers import Corner, Dropout, Gelu, LayerNorm, Linear, Residual, RowKeys, on_cpu, parameter, plain_kernels
 from model.llama import GroupedQueryAttention, RMSNorm, Silu, SwiGLU, TokenEmbedding
 from model.masks import padding_mask
@@ -141,6 +141,8 @@ class GPT(nn.Cell):
     def __init__(self, config: ModelConfig, seed: int = 0, tp: int = 1, precision: Precision | None = None):
         super().__init__()
         self.precision = precision or Precision()
+        on_ascend = ms.get_context("device_target") == "Ascend"
+        config = config.model_copy(update={"flash_attention": on_ascend and fuses_attention(config, self.precision.config)})
         with plain_kernels(self.precision.in_half):
             self.build(config, seed, tp)
             self.on_cpu = on_cpu()

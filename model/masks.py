@@ -1,4 +1,4 @@
-"""What is added to scores and logits so that they do not count; float32."""
+"""What keeps scores and logits from counting: numbers that are added, float32, and the fused kernel's mask."""
 import functools
 
 import numpy as np
@@ -9,6 +9,12 @@ from mindspore import Tensor
 def causal_mask(seq_length: int) -> Tensor:
     """[seq, seq]: 0 where position i may see position j <= i, elsewhere less than any score that training can have."""
     return Tensor(np.triu(np.full((seq_length, seq_length), -1e30, np.float32), 1))
+
+
+@functools.cache
+def fused_mask() -> Tensor:
+    """uint8 [2048, 2048], 1 above the diagonal: what FlashAttentionScore wants for a causal mask, however long the sequence."""
+    return Tensor(np.triu(np.ones((2048, 2048), np.uint8), 1))
 
 
 def padding_mask(vocab_size: int, padding: int) -> Tensor:

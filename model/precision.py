@@ -7,16 +7,15 @@ of generated source.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import mindspore as ms
 from mindspore import nn
 
-from model.config import PrecisionConfig
+from model.config import PrecisionConfig, matches
 from parallel.errors import UserError
 
 # Cells that compute. The others are made of these, and of operators that take what they are given.
-PRODUCTS = ("Linear", "Scores", "Weigh", "Head")
+PRODUCTS = ("Linear", "Scores", "Weigh", "FlashAttention", "Head")
 # A sum over a row, or an exponential, leaves half precision's digits or its range.
 KEPT = ("LayerNorm", "RMSNorm", "MaskedSoftmax")
 LOSS = ("TokenLoss",)
@@ -81,12 +80,6 @@ class Precision:
                 if not any(matches(pattern, cast.name, cast.kind) for cast in casts):
                     raise UserError(f"precision.{key}: {pattern} is no type and fits no name of a cell: types are "
                                     f"{', '.join(TYPES)}; names are shown by python -m train --list-casts")
-
-
-def matches(pattern: str, name: str, kind: str) -> bool:
-    """Whether a pattern means this cell: by its type, its name, or the name of a cell that it is inside of."""
-    parts = name.split(".")
-    return pattern == kind or any(fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))
 
 
 def computing(network: nn.Cell, prefix: str = "") -> Iterator[tuple[str, nn.Cell]]:

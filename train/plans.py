@@ -2,6 +2,7 @@
 import math
 from dataclasses import replace
 
+from model.config import fuses_attention
 from parallel.cost.plan import make_plan
 from parallel.cost.sizes import Plan, Sizes, model_sizes
 from parallel.errors import UserError
@@ -14,7 +15,8 @@ def sizes_of(config: RunConfig, tp: int) -> Sizes:
     """The model's sizes under tp; model.vocab_size is a number."""
     m = config.model
     multiple = math.lcm(m.vocab_multiple, tp)
-    return model_sizes(m.model_dump(), -(-m.vocab_size // multiple) * multiple, config.data.seq_length)
+    sizes = model_sizes(m.model_dump(), -(-m.vocab_size // multiple) * multiple, config.data.seq_length)
+    return replace(sizes, flash=fuses_attention(m, config.precision))
 
 
 def activation_bytes(config: RunConfig) -> int:

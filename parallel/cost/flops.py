@@ -6,7 +6,8 @@ def block_flops(sizes: Sizes) -> int:
     """Forward pass of one block, per token: 4 h^2 for query and output, 4 h kv for key and value (together 8 h^2 where these are
     as wide); 4 h f for the MLP, 6 h f where it is gated; 4 s h for attention.
 
-    The kernels compute the whole square of scores, not the causal half. As Narayanan et al., arXiv:2104.04473, appendix.
+    The whole square of scores counts, not the causal half, which the fused kernel makes do with. As Narayanan et al.,
+    arXiv:2104.04473, appendix.
     """
     h = sizes.hidden
     return 4 * h * (h + sizes.kv_hidden) + (6 if sizes.gated else 4) * h * sizes.ffn + 4 * sizes.seq * h
@@ -25,10 +26,11 @@ def model_flops(sizes: Sizes) -> int:
 def recompute_flops(sizes: Sizes, recompute: str, tp: int) -> int:
     """What the backward pass of one block computes again, per token: those products whose results are not kept (see memory.py).
 
-    Selective: queries by keys. Full: also the MLP's but its last, and the attention's output where tp = 1 (else the sum is
-    kept).
+    Selective: queries by keys, in the fused kernel with the product by values. Full: also the MLP's but its last, and the
+    attention's output where tp = 1 (else the sum is kept).
     """
-    scores, up, output = 2 * sizes.seq * sizes.hidden, 2 * sizes.hidden * sizes.ffn * (1 + sizes.gated), 2 * sizes.hidden**2
+    scores, output = 2 * sizes.seq * sizes.hidden * (1 + sizes.flash), 2 * sizes.hidden**2
+    up = 2 * sizes.hidden * sizes.ffn * (1 + sizes.gated)
     return {"none": 0, "selective": scores, "full": scores + up + output * (tp == 1)}[recompute]
 
 

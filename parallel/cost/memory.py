@@ -50,16 +50,22 @@ def block_activations(sizes: Sizes, plan: Plan, recompute: str) -> float:
     and the attention's result: their reshapes count as redistribution, which MindSpore keeps with the communication.
 
     In half precision the inputs of LayerNorm and the softmax stay float32, and the probabilities are kept in half as well.
+
+    Flash attention keeps no probabilities, but of each row and head the largest score and the sum, eight times each in float32;
+    and it takes key and value as they are.
     """
-    stream, whole = plan.stream_rows(sizes) * sizes.hidden, plan.rows(sizes) * sizes.hidden
-    heads, tp = 4 * whole / plan.mesh.tp, plan.mesh.tp
+    stream, whole, tp = plan.stream_rows(sizes) * sizes.hidden, plan.rows(sizes) * sizes.hidden, plan.mesh.tp
+    keys = plan.rows(sizes) * sizes.kv_hidden if sizes.flash else whole
+    heads = 2 * (whole + keys) / tp
     if recompute == "full":
         received = 0 if tp == 1 else stream + 2 * whole if plan.mesh.sequence_parallel else whole
         return (stream + received + heads) * plan.activation_bytes
     inner = (4 if sizes.gated else 2) * plan.rows(sizes) * sizes.ffn / tp
     kept = 2 * whole + heads + inner + 2 * stream * sizes.dropout
     wide = 2 * stream
-    if recompute == "none":
+    if recompute == "none" and sizes.flash:
+        wide += 16 * plan.rows(sizes) * sizes.heads / tp
+    elif recompute == "none":
         wide += _scores(sizes, plan)
         kept += _scores(sizes, plan) * (2 if sizes.dropout else plan.activation_bytes < WIDE)
     return kept * plan.activation_bytes + wide * WIDE
@@ -94,7 +100,7 @@ def stage_memory(sizes: Sizes, plan: Plan, stage: int) -> StageMemory:
     if stage == 0 and sizes.dropout:
         per_micro_batch += stream * plan.activation_bytes
     again = block_activations(sizes, plan, "none") - min(block_activations(sizes, plan, mode) for mode in modes)
-    wide = 2 * max(rows * sizes.ffn / plan.mesh.tp, _scores(sizes, plan)) + stream
+    wide = 2 * max(rows * sizes.ffn / plan.mesh.tp, 0 if sizes.flash else _scores(sizes, plan)) + stream
     return StageMemory(
         weights=(kept + gathered) * plan.weight_bytes,
         gradients=computed * plan.weight_bytes,

@@ -22,6 +22,7 @@ class Sizes:
     bias: bool = True  # of linear layers and norms
     gated: bool = False  # the MLP has a third matrix, whose product goes through SiLU and multiplies the first's
     tied: bool = True  # the head is the token table
+    flash: bool = False  # attention in one kernel, which keeps no scores
 
     @property
     def kv_hidden(self) -> int:

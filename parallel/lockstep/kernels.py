@@ -138,6 +138,40 @@ def silu_grad(dy, x):
     return dy * s * (1 + x * (1 - s))
 
 
+@in_float32
+def flash_attention(q, k, v, _shift, _drop, _padding, mask, *settings):
+    """As MindSpore's documentation has it, of what the model uses; CPU has no kernel to hold it against."""
+    scores, _, v = causal_scores(q, k, v, mask, settings)
+    largest = scores.max(-1, keepdims=True)
+    e = np.exp(scores - largest)
+    total = e.sum(-1, keepdims=True)
+    of_rows = tuple(np.repeat(x, 8, -1) for x in (largest, total))
+    return *of_rows, np.zeros(1, q.dtype), np.swapaxes(e / total @ v, 1, 2)
+
+
+@in_float32
+def flash_attention_grad(q, k, v, dy, _shift, _drop, _padding, mask, largest, total, _softmax, y, *settings):
+    """By q, k, v and the shift, which there is not: the softmax again from its rows' maxima and sums (arXiv:2307.08691)."""
+    scores, repeated, v = causal_scores(q, k, v, mask, settings)
+    p, (q, dy, y) = np.exp(scores - largest[..., :1]) / total[..., :1], (np.swapaxes(x, 1, 2) for x in (q, dy, y))
+    ds = p * (matmul(dy, v, transpose_b=True) - (dy * y).sum(-1, keepdims=True)) * np.float32(settings[FLASH_SCALE])
+    batch, seq, kv_heads, d = k.shape
+    dk, dv = (matmul(a, b, transpose_a=True).reshape(batch, kv_heads, -1, seq, d).sum(2) for a, b in ((ds, q), (p, dy)))
+    return *(np.swapaxes(x, 1, 2) for x in (ds @ repeated, dk, dv)), np.zeros(1, q.dtype)
+
+
+FLASH_SCALE, FLASH_FIXED = 5, {4: 1.0, 9: 3, 10: 2}  # places in `settings`: keep_prob, BSND as a number, causal
+
+
+def causal_scores(q, k, v, mask, settings):
+    """(masked scores [batch, heads, seq, seq], k and v for each head of q [batch, heads, seq, d])."""
+    if mask is None or any(settings[i] != x for i, x in FLASH_FIXED.items()):
+        raise ValueError(f"FlashAttentionScore with {settings}: only BSND, sparse_mode 2 and no dropout is known here")
+    k, v = (np.repeat(np.swapaxes(x, 1, 2), q.shape[2] // k.shape[2], 1) for x in (k, v))
+    scores = np.swapaxes(q, 1, 2) @ np.swapaxes(k, -1, -2) * np.float32(settings[FLASH_SCALE])
+    return np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf), k, v
+
+
 def one_hot(index, depth, on, off, axis=-1):
     if axis not in (-1, index.ndim):
         raise ValueError(f"OneHot along axis {axis}: only the last axis is known here")
@@ -239,6 +273,7 @@ KERNELS: dict[str, Callable] = {op: arithmetic(f) for op, f in BINARY.items()} |
     "MatMul": matmul, "BatchMatMul": matmul, "BiasAdd": bias_add, "BiasAddGrad": bias_add_grad,
     "Softmax": softmax, "SoftmaxBackward": softmax_backward, "LayerNorm": layer_norm, "LayerNormGrad": layer_norm_grad,
     "RmsNorm": rms_norm, "RmsNormGrad": rms_norm_grad,
+    "FlashAttentionScore": flash_attention, "FlashAttentionScoreGrad": flash_attention_grad,
     "ReduceSum": reduction(np.sum), "ReduceMean": reduction(np.mean), "ReduceMax": reduction(np.max),
     "ReduceMin": reduction(np.min), "ReduceAll": reduction(np.all), "ReduceAny": reduction(np.any),
     "L2Loss": lambda x: np.square(wide(x)).sum() / 2,

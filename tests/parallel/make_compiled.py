@@ -40,6 +40,8 @@ def mesh(dp: int, tp: int, pp: int = 1, micro: int = 1) -> list[str]:
 LARGE = ["parallel.fusion_mb=1", "model.hidden_size=192", "model.vocab_size=1500"]
 
 LLAMA, OWN_HEAD = ["model.architecture=llama", "model.num_kv_heads=2", "model.ffn_hidden_size=96"], "model.tie_embeddings=false"
+# Heads of 16 elements, which the fused kernel takes.
+FLASH = ["precision.level=O2", "model.hidden_size=64"]
 
 # name: (ranks of the job, ranks that are compiled, overrides)
 CASES = {
@@ -78,6 +80,10 @@ CASES = {
     "3D, Llama, head of its own, sequence parallel, all sharded": (8, [0, 4], [*mesh(2, 2, 2, 4), *LLAMA, OWN_HEAD, SP, SHARD,
                                                                                ALL, "model.seq_length=16"]),
     "3D, Llama, head of its own, O2, full": (8, [3, 7], [*mesh(2, 2, 2, 4), *LLAMA, OWN_HEAD, FULL, "precision.level=O2"]),
+    "3D, O2, flash": (8, [0, 4], [*mesh(2, 2, 2, 4), *FLASH]),
+    "3D, O2, flash, full, sequence parallel": (8, [0, 4], [*mesh(2, 2, 2, 4), *FLASH, FULL, SP]),
+    "dp x pp, O2, flash, selective": (4, [0, 2], [*mesh(2, 1, 2, 4), *FLASH, "parallel.recompute=selective"]),
+    "tp x pp, Llama, O2, flash": (4, [1, 3], [*mesh(1, 2, 2, 2), *LLAMA, *FLASH]),
     "dp, parcels": (2, [0], [*mesh(2, 1), *LARGE]),
     "dp, micro-batches, parcels": (2, [0], [*mesh(2, 1, 1, 2), *LARGE]),
     "dp, sharded, parcels": (2, [0], [*mesh(2, 1), *LARGE, SHARD]),

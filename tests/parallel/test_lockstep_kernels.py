@@ -5,7 +5,11 @@ import pytest
 from mindspore import Tensor, nn, ops
 from mindspore.ops.auto_generate import SiLU
 
+from model.attention import AttentionCore
+from model.config import ModelConfig
 from model.cpu import pure
+from model.layers import plain_kernels
+from model.masks import fused_mask
 from parallel.lockstep.kernels import KERNELS, TYPED
 from tests.parallel.oracle import Apply, Together, WithGradient, check_same, compile_on_cpu, interpret, plain, rank_of
 
@@ -132,7 +136,7 @@ def test_operator_equals_mindspore(outcome, name):
 
 
 def test_every_operator_was_compared(outcome):
-    assert {*KERNELS, *TYPED} <= outcome[1] | {"RmsNorm", "RmsNormGrad"}  # which CPU does not have: the next test
+    assert {*KERNELS, *TYPED} <= outcome[1] | {"RmsNorm", "RmsNormGrad", "FlashAttentionScore", "FlashAttentionScoreGrad"}  # not on CPU
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -160,3 +164,28 @@ def test_bfloat16_is_computed_in_float32_and_rounded_once():
     assert product.dtype == np.float32
     assert np.array_equal(product, x.astype("f") @ y.astype("f").T)
     assert KERNELS["Add"](x, y).dtype == bfloat16
+
+
+@pytest.mark.parametrize(("dtype", "kv_heads", "atol"), [(np.float32, 4, 1e-5), (np.float32, 2, 1e-5), (np.float16, 1, 0.01)])
+def test_flash_attention_equals_the_model_s_plain_form(dtype, kv_heads, atol):
+    """With groups of heads. The plain form, in float32, is what transformers holds."""
+    rng = np.random.RandomState(1)
+    q, dy = (rng.randn(2, 6, 4, 16).astype(dtype) for _ in range(2))
+    k, v = (rng.randn(2, 6, kv_heads, 16).astype(dtype) for _ in range(2))
+    settings = None, None, None, 4, 1.0, 16 ** -0.5, 2**31 - 1, 2**31 - 1, 0, 3, 2
+    mask = fused_mask().asnumpy()
+    largest, total, _, y = KERNELS["FlashAttentionScore"](q, k, v, None, None, None, mask, *settings)
+    found = KERNELS["FlashAttentionScoreGrad"](q, k, v, dy, None, None, None, mask, largest, total, None, y.astype(dtype), *settings)
+    assert largest.shape == total.shape == (2, 4, 6, 8)
+    with plain_kernels():
+        core = AttentionCore(ModelConfig(vocab_size=9, hidden_size=64, num_heads=4, num_kv_heads=kv_heads, seq_length=6), 1)
+    wide = [Tensor(x, ms.float32) for x in (q, k, v)]
+    wanted = core(*wide, None)[0], *ms.grad(lambda *x: (core(*x, None)[0] * Tensor(dy, ms.float32)).sum(), (0, 1, 2))(*wide)
+    for a, b in zip((y, *found[:3]), wanted, strict=True):
+        np.testing.assert_allclose(a, b.asnumpy(), rtol=0, atol=atol)
+
+
+def test_flash_attention_in_a_form_that_is_not_the_model_s_is_refused():
+    x = np.ones((1, 2, 1, 16), np.float32)
+    with pytest.raises(ValueError, match="only BSND, sparse_mode 2"):
+        KERNELS["FlashAttentionScore"](x, x, x, None, None, None, fused_mask().asnumpy(), *[None] * 3, 1, 1.0, 1.0, 9, 9, 0, 3, 0)
