@@ -91,7 +91,8 @@ class ModelConfig(Section):
     def function(self) -> dict:
         """The keys that say what is computed of the weights, `auto` resolved: those that this architecture has. Of GPT-2 they
         are what they were when there was no other, so that its checkpoints stay what they are."""
-        absent = {"flash_attention"} | {key for architecture, keys in ONLY.items() if architecture != self.architecture for key in keys}
+        absent = {key for architecture, keys in ONLY.items() if architecture != self.architecture for key in keys}
+        absent.add("flash_attention")  # the same function by another kernel
         resolved = {"ffn_hidden_size": self.ffn_size, "num_kv_heads": self.kv_heads}
         return {key: resolved.get(key, value) for key, value in self.model_dump().items()
                 if key not in absent and (key, value) != ("architecture", "gpt2")}

@@ -131,7 +131,8 @@ def header(sizes: Sizes, plan: Plan) -> None:
 def describe(sizes: Sizes) -> str:
     """The model in one line."""
     return (f"model  {parameter_count(sizes) / 1e6:,.1f} million parameters: {sizes.layers} layers, hidden {sizes.hidden}, "
-            f"{sizes.heads} heads, vocab {sizes.vocab}, {sizes.seq} tokens a sample")
+            f"{sizes.heads} heads, vocab {sizes.vocab}, {sizes.seq} tokens a sample; attention by "
+            f"{'the fused kernel' if sizes.flash else 'plain kernels'}")
 
 
 def table(sizes: Sizes, plan: Plan, config: RunConfig, stages: dict[int, dict], findings: list) -> list[str]:

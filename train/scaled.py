@@ -23,7 +23,8 @@ def scaled(config: RunConfig, mesh: Mesh, num_micro_batches: int, overrides: set
     Args:
         overrides: keys that the user set by hand; they stay.
     """
-    parts = plan_of(config, mesh, num_micro_batches)[1].stage_layers
+    sizes, plan = plan_of(config, mesh, num_micro_batches)
+    parts, width = plan.stage_layers, 16 if sizes.flash else 8  # the fused kernel takes no narrower heads
     most = 2 if len(parts) < 4 else 1
     small = tuple(2 if n == max(parts) else 1 for n in parts) if len(set(parts)) > 1 else (most,) * len(parts)
     shared = config.model.kv_heads < config.model.num_heads
@@ -33,7 +34,7 @@ def scaled(config: RunConfig, mesh: Mesh, num_micro_batches: int, overrides: set
     if micro == "auto":
         raise UserError("train.micro_batch_size=auto: a rehearsal wants a number, or leave the key alone")
     values = {
-        "model": {"vocab_size": VOCAB, "vocab_multiple": 1, "hidden_size": 8 * heads, "num_heads": heads,
+        "model": {"vocab_size": VOCAB, "vocab_multiple": 1, "hidden_size": width * heads, "num_heads": heads,
                   "num_kv_heads": mesh.tp if shared else "auto",
                   "num_layers": sum(small), "ffn_hidden_size": "auto", "seq_length": seq},
         "data": {"seq_length": seq},

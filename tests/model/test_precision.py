@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, amp
 
-from model.config import LossScaleConfig, ModelConfig, PrecisionConfig
+from model.config import LossScaleConfig, ModelConfig, PrecisionConfig, fuses_attention
 from model.decode import Decoder
 from model.gpt import GPT, GPTLoss
 from model.init import initialize
@@ -136,3 +136,15 @@ def test_o0_sets_nothing():
     network = make_gpt("O0")
     assert not any(getattr(cell, flag, False) for _, cell in network.cells_and_names() for flag in ("fp16", "fp32", "bf16"))
     assert {cast.dtype for cast in network.casts} == {"float32"}
+
+
+@pytest.mark.parametrize(("model", "precision", "fused"), [
+    ({}, {"level": "O0"}, False), ({}, {"level": "O1"}, True), ({}, {"level": "O3", "dtype": "bfloat16"}, True),
+    ({"flash_attention": False}, {"level": "O2"}, False), ({"dropout": 0.1}, {"level": "O2"}, False),
+    ({"hidden_size": 32}, {"level": "O2"}, False), ({"hidden_size": 4 * 528}, {"level": "O2"}, False),
+    ({}, {"level": "O2", "black_list": ("Weigh",)}, False), ({}, {"level": "O2", "black_list": ("blocks.1",)}, False),
+    ({}, {"level": "O2", "black_list": ("blocks.*.mlp", "MaskedSoftmax")}, True)])
+def test_where_the_fused_kernel_fits(model, precision, fused):
+    config = ModelConfig(**{"vocab_size": 61, "hidden_size": 64, "num_layers": 2, "num_heads": 4} | model)
+    assert fuses_attention(config, PrecisionConfig(**precision)) is fused
+    assert "flash_attention" not in config.function()  # so that checkpoints stay what they were

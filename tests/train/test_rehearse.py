@@ -13,6 +13,7 @@ from mindspore import Tensor
 
 from data.tokenizer import PAD_ID
 from parallel.lockstep.errors import LockstepError
+from parallel.lockstep.kernels import KERNELS
 from parallel.lockstep.mindir import Graph, Node
 from tests.train.conftest import PLAN
 from train import dry_compile, rehearsal, rehearse, scaled
@@ -111,6 +112,19 @@ def test_half_precision_is_near_one_card(options, cache, plan_yaml, tmp_path):
     for step in (first, third):
         assert 1e-7 < step["differences"]["loss"] < 1e-3 and step["parameter_difference"] < 0.05
     assert 1e-7 < report["evaluation_difference"] < 2e-3
+
+
+@pytest.mark.parametrize("options", [("parallel.dp=1", "train.global_batch_size=8"), pytest.param((), marks=pytest.mark.long)])
+def test_flash_attention_is_near_one_card(options, cache, plan_yaml, tmp_path, monkeypatch):
+    """The fused kernel on all ranks, heads cut over tp, against one card's plain form."""
+    called = []
+    for name in ("FlashAttentionScore", "FlashAttentionScoreGrad"):
+        monkeypatch.setitem(KERNELS, name, lambda *xs, name=name, f=KERNELS[name]: called.append(name) or f(*xs))
+    code, report = run(plan_yaml, tmp_path, *ONE_LAYER_A_STAGE, "precision.level=O2", "model.hidden_size=64", *options)
+    assert code == 0 and report["mesh"] == {"dp": 2 - bool(options), "tp": 2, "pp": 2}
+    for step in (report["steps"][0], report["steps"][2]):
+        assert 1e-7 < step["differences"]["loss"] < 1e-3 and step["parameter_difference"] < 0.05
+    assert report["evaluation_difference"] < 2e-3 and set(called) == {"FlashAttentionScore", "FlashAttentionScoreGrad"}
 
 
 @pytest.mark.long
