@@ -7,7 +7,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from model import cpu
-from model.attention import CausalSelfAttention
+from model.attention import CausalSelfAttention, FusedAttentionCore
 from model.config import ModelConfig, fuses_attention
 from model.layers import Corner, Dropout, Gelu, LayerNorm, Linear, Residual, RowKeys, on_cpu, parameter, plain_kernels
 from model.llama import GroupedQueryAttention, RMSNorm, Silu, SwiGLU, TokenEmbedding
@@ -190,13 +190,14 @@ def recompute(gpt: GPT, kind: str, layers: str | tuple[int, ...]) -> None:
     """Keep fewer activations and compute them again in the backward pass; communication over tp is not repeated.
 
     Args:
-        kind: "none"; "selective": attention's scores and weights, large and cheap (Korthikanti et al., arXiv:2205.05198); "full":
-            everything inside a block.
+        kind: "none"; "selective": attention's scores and weights, large and cheap (Korthikanti et al., arXiv:2205.05198), which
+            the fused kernel does by itself; "full": everything inside a block.
         layers: indices of the blocks, or "all".
     """
     for i, block in enumerate(gpt.blocks):
-        if kind != "none" and (layers == "all" or i in layers):
-            (block if kind == "full" else block.attention.core).recompute(mp_comm_recompute=False)
+        core, chosen = block.attention.core, layers == "all" or i in layers
+        if chosen and (kind == "full" or kind == "selective" and not isinstance(core, FusedAttentionCore)):
+            (block if kind == "full" else core).recompute(mp_comm_recompute=False)
 
 
 def put(cell: nn.Cell, stage: int, segment: int | None) -> None:

@@ -26,11 +26,12 @@ def model_flops(sizes: Sizes) -> int:
 def recompute_flops(sizes: Sizes, recompute: str, tp: int) -> int:
     """What the backward pass of one block computes again, per token: those products whose results are not kept (see memory.py).
 
-    Selective: queries by keys, in the fused kernel with the product by values. Full: also the MLP's but its last, and the
-    attention's output where tp = 1 (else the sum is kept).
+    Selective: queries by keys. Full: also the MLP's but its last, and the attention's output where tp = 1 (else the sum is
+    kept). Of the fused kernel, whose backward pass does what selective asks for: nothing, or both of its products.
     """
-    scores, output = 2 * sizes.seq * sizes.hidden * (1 + sizes.flash), 2 * sizes.hidden**2
-    up = 2 * sizes.hidden * sizes.ffn * (1 + sizes.gated)
+    scores, up, output = 2 * sizes.seq * sizes.hidden, 2 * sizes.hidden * sizes.ffn * (1 + sizes.gated), 2 * sizes.hidden**2
+    if sizes.flash:
+        return (2 * scores + up + output * (tp == 1)) * (recompute == "full")
     return {"none": 0, "selective": scores, "full": scores + up + output * (tp == 1)}[recompute]
 
 

@@ -63,7 +63,7 @@ def block_activations(sizes: Sizes, plan: Plan, recompute: str) -> float:
     inner = (4 if sizes.gated else 2) * plan.rows(sizes) * sizes.ffn / tp
     kept = 2 * whole + heads + inner + 2 * stream * sizes.dropout
     wide = 2 * stream
-    if recompute == "none" and sizes.flash:
+    if sizes.flash:
         wide += 16 * plan.rows(sizes) * sizes.heads / tp
     elif recompute == "none":
         wide += _scores(sizes, plan)

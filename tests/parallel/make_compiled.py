@@ -136,7 +136,9 @@ def kept(program: Program, rows: int) -> int | None:
             if node.op == "Partial" and "◂" in node.inputs[0]:  # so MindSpore marks the gradient of a function
                 made = {n.output: n.type for n in graph.nodes if n.op not in ("Load", "TensorMove")}
                 made |= {name: graph.inputs[name] for name in received(program.main, graph)}
-                values = [made[name] for name in set(node.inputs[1:]) & set(made)]
+                read = set(node.inputs[1:]) & set(made)
+                views = {n.output for n in graph.nodes if n.op == "Reshape" and n.inputs[0] in read}  # of what is kept anyway
+                values = [made[name] for name in read - views]
                 values = [t for t in values if isinstance(t, TensorType) and t.dtype in ("float32", "float16")]
                 sizes += [t.nbytes for t in values if t.nbytes > 4 * rows]
     return sum(sizes) if sizes else None
