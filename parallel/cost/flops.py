@@ -30,9 +30,8 @@ def recompute_flops(sizes: Sizes, recompute: str, tp: int) -> int:
     kept). Of the fused kernel, whose backward pass does what selective asks for: nothing, or both of its products.
     """
     scores, up, output = 2 * sizes.seq * sizes.hidden, 2 * sizes.hidden * sizes.ffn * (1 + sizes.gated), 2 * sizes.hidden**2
-    if sizes.flash:
-        return (2 * scores + up + output * (tp == 1)) * (recompute == "full")
-    return {"none": 0, "selective": scores, "full": scores + up + output * (tp == 1)}[recompute]
+    return {"none": 0, "selective": scores * (not sizes.flash),
+            "full": scores * (1 + sizes.flash) + up + output * (tp == 1)}[recompute]
 
 
 def stage_flops(sizes: Sizes, plan: Plan, stage: int) -> tuple[int, int]:
