@@ -23,7 +23,7 @@ GRAPHS = {"run": {"compile_cache"}, "model": True, "parallel": True, "precision"
 
 
 class Compiling(Callback):
-    """From `begin` until the first step is done. On rank 0 alone; a cache that cannot be read or written is done without."""
+    """From `start` until the first step is done. On rank 0 alone; a cache that cannot be read or written is done without."""
 
     def __init__(self, config: RunConfig, mesh: Mesh, device: str):
         super().__init__()
@@ -33,7 +33,7 @@ class Compiling(Callback):
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Say so."""
         self.began = time.monotonic()
         last = remembered().get(self.key)

@@ -310,7 +310,7 @@ class Training:
             if folder:
                 watch.follow(c, sinks[0], board, triggers, evaluate)
         if self.mesh.rank == 0:
-            compiling.begin()
+            compiling.start()
         try:
             evaluate.warm_up(c.eval.stage)
             if steps:

@@ -145,7 +145,7 @@ def config(tmp_path, monkeypatch):
 
 def compiled(config, seconds=0.0) -> None:
     one = Compiling(config, Mesh(1), "CPU")
-    one.begin()
+    one.start()
     one.began -= seconds
     one.on_train_step_end(None)
     one.on_train_step_end(None)
@@ -192,7 +192,7 @@ def test_a_bar_while_it_compiles_on_a_terminal(config, monkeypatch, capfd):
     terminal = os.fdopen(child, "w")
     monkeypatch.setattr(sys, "stderr", terminal)
     one = Compiling(config(), Mesh(1), "CPU")
-    one.begin()
+    one.start()
     deadline = time.monotonic() + 10
     seen = b""
     while b"compile" not in seen and time.monotonic() < deadline:
