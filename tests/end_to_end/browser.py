@@ -4,10 +4,18 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+# The browser reads its descriptor 3 and writes 4; both are first moved out of each other's way.
+START = """import os, sys
+from fcntl import F_DUPFD, fcntl
+ends = [fcntl(int(end), F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, place in zip(ends, (3, 4)):
+    os.dup2(end, place)
+os.execvp(sys.argv[3], sys.argv[3:])"""
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # All text of the page and of what its components hide in shadow roots, joined.
 TEXT = """(() => { const parts = []; const walk = node => {
@@ -34,15 +42,13 @@ class Browser:
 
     def __enter__(self) -> "Browser":
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        theirs, self.out = os.pipe()   # the browser reads its descriptor 3 and writes 4
-        self.source, back = os.pipe()
+        (theirs, self.out), (self.source, back) = os.pipe(), os.pipe()
         command = [installed(), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
                    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
                    f"--user-data-dir={self.profile.name}", f"--window-size={self.size[0]},{self.size[1]}",
                    "--remote-debugging-pipe", "about:blank"]
-        self.process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{theirs} 4>&{back}', "sh", *command], pass_fds=(theirs, back), stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen([sys.executable, "-c", START, str(theirs), str(back), *command], pass_fds=(theirs, back),
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(theirs)
         os.close(back)
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
