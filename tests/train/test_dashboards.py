@@ -21,9 +21,11 @@ def plugins(folder):
     """TensorBoard's CUSTOM SCALARS and SCALARS over a folder of events."""
     multiplexer = EventMultiplexer().AddRunsFromDirectory(str(folder))
     multiplexer.Reload()
-    context = TBContext(logdir=str(folder), multiplexer=multiplexer,
+    found: dict = {}
+    context = TBContext(logdir=str(folder), multiplexer=multiplexer, plugin_name_to_instance=found,
                         data_provider=MultiplexerDataProvider(multiplexer, str(folder)))
-    return CustomScalarsPlugin(context), ScalarsPlugin(context)
+    found |= {"custom_scalars": CustomScalarsPlugin(context), "scalars": ScalarsPlugin(context)}
+    return found["custom_scalars"], found["scalars"]
 
 
 @pytest.fixture(scope="module")
