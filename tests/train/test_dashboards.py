@@ -48,7 +48,7 @@ def test_every_chart_of_the_layout_has_curves(board):
         for title, patterns in charts.items():
             for pattern in patterns:
                 found = custom.scalars_impl(RequestContext(), ".", pattern, "e")
-                assert found["regex_valid"] and found["payload"], (title, pattern)
+                assert found["regex_valid"] and found["tag_to_events"], (title, pattern)
 
 
 def test_every_curve_has_a_name_and_a_description(board):
