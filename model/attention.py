@@ -102,8 +102,8 @@ class FlashAttention(nn.Cell):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.flash, self.mask = FlashAttentionScore(config.num_heads, scale_value=config.head_size ** -0.5, input_layout="BSND",
-                                                    sparse_mode=2), fused_mask()  # 2: causal, of the first query and key on
+        self.mask, scale = fused_mask(), config.head_size ** -0.5
+        self.flash = FlashAttentionScore(config.num_heads, scale_value=scale, input_layout="BSND", sparse_mode=2)  # 2: causal
 
     def construct(self, q, k, v):
         return self.flash(q, k, v, None, None, None, self.mask)[3]

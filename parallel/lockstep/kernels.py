@@ -164,12 +164,12 @@ FLASH_SCALE, FLASH_FIXED = 5, {4: 1.0, 9: 3, 10: 2}  # places in `settings`: kee
 
 
 def causal_scores(q, k, v, mask, settings):
-    """(masked scores [batch, heads, seq, seq], k and v for each head of q [batch, heads, seq, d])."""
+    """(masked scores [batch, heads, seq, seq], k and v for each head of q [batch, heads, seq, d]); seq is 2048 at most."""
     if mask is None or any(settings[i] != x for i, x in FLASH_FIXED.items()):
         raise ValueError(f"FlashAttentionScore with {settings}: only BSND, sparse_mode 2 and no dropout is known here")
     k, v = (np.repeat(np.swapaxes(x, 1, 2), q.shape[2] // k.shape[2], 1) for x in (k, v))
     scores = np.swapaxes(q, 1, 2) @ np.swapaxes(k, -1, -2) * np.float32(settings[FLASH_SCALE])
-    return np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf), k, v
+    return np.where(mask[:scores.shape[2], :scores.shape[3]], -np.inf, scores), k, v
 
 
 def one_hot(index, depth, on, off, axis=-1):
