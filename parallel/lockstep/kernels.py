@@ -157,7 +157,7 @@ def flash_attention_grad(q, k, v, dy, _shift, _drop, _padding, mask, largest, to
     ds = p * (matmul(dy, v, transpose_b=True) - (dy * y).sum(-1, keepdims=True)) * np.float32(settings[FLASH_SCALE])
     batch, seq, kv_heads, d = k.shape
     dk, dv = (matmul(a, b, transpose_a=True).reshape(batch, kv_heads, -1, seq, d).sum(2) for a, b in ((ds, q), (p, dy)))
-    return *(np.swapaxes(x, 1, 2) for x in (ds @ repeated, dk, dv)), np.zeros(1, q.dtype)
+    return *(np.swapaxes(x, 1, 2) for x in (ds @ repeated, dk, dv)), np.zeros(0, q.dtype)
 
 
 FLASH_SCALE, FLASH_FIXED = 5, {4: 1.0, 9: 3, 10: 2}  # places in `settings`: keep_prob, BSND as a number, causal
