@@ -54,7 +54,7 @@ def test_every_chart_of_the_layout_has_curves(board):
 def test_every_curve_has_a_name_and_a_description(board):
     _, scalars = plugins(board)
     tags = scalars.index_impl(RequestContext(), "e")["."]
-    assert {"train/loss", "valid_en/perplexity", "tasks/cloze", "health_update_ratio/block_00"} <= tags.keys()
+    assert {"train/loss", "valid_en/perplexity", "tasks/cloze_en", "health_update_ratio/block_00"} <= tags.keys()
     for tag, shown in tags.items():
         assert shown["description"] and shown["displayName"] != tag, tag
     assert tags["train/loss"]["displayName"] == "loss (nats a token)" and "Mean over" in tags["train/loss"]["description"]
