@@ -27,8 +27,8 @@ from typing import NamedTuple
 from parallel.errors import UserError
 from train.workers import AGREED
 
-FORWARDED = re.compile(r"(MINDGPT|MS|MINDSPORE|HCCL|ASCEND|GLOG)_\w+|PATH|LD_LIBRARY_PATH|PYTHON|PYTHONPATH|CXX|XDG_CACHE_HOME|"
-                       r"RANK_TABLE_FILE")
+FORWARDED = re.compile(r"(MINDGPT|MS|MINDSPORE|HCCL|ASCEND|GLOG)_\w+|PATH|LD_LIBRARY_PATH|PYTHON|PYTHONPATH|CXX|"
+                       r"XDG_CACHE_HOME|RANK_TABLE_FILE")
 # No question for a password: it would be asked on all hosts at once. A connection that gives no sign for 3 minutes is lost.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=30", "-o", "ServerAliveCountMax=6")
 LOST = 255  # ssh's own exit code

@@ -2,7 +2,8 @@
 
 Cards: on Ascend those visible (ASCEND_RT_VISIBLE_DEVICES, else /dev/davinci*); without one, 2 CPU workers. One node of
 many: NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment, with the same number of workers on each node. A
-RANK_TABLE_FILE must agree with them (see train/rank_table.py). MINDGPT_GRACE_SECONDS: to save in, after a signal (30).
+RANK_TABLE_FILE must agree with them (see train/rank_table.py).
+MINDGPT_GRACE_SECONDS: to save in, after a signal (30).
 Exit codes: 0 done, 2 wrong input, 128 + n ended by signal n, 3 and 4 as the workers agree on them, 1 anything else.
 
 Limits: a node learns of another node's failure by MindSpore's time-outs only; SIGKILL of both the launcher and its

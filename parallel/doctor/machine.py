@@ -58,7 +58,8 @@ def python(env: Mapping[str, str]) -> Result:
     makes_venv = env.get("MINDGPT_NO_VENV") != "1" and sys.prefix == sys.base_prefix
     if makes_venv and not importlib.util.find_spec("ensurepip"):
         return Result("python", FAILED, f"{found} without ensurepip",
-                      "the scripts cannot make a .venv: install the package python3-venv, or set MINDGPT_NO_VENV=1")
+                      "the scripts cannot make a .venv: install the package python3-venv, "
+                      "or set MINDGPT_NO_VENV=1")
     return Result("python", OK, found)
 
 

@@ -81,11 +81,14 @@ def test_all_shell_files_parse():
             assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0, path
 
 
+GRACE = "MINDGPT_GRACE_SECONDS=540"
+
+
 def test_slurm_starts_a_supervisor_on_each_node(cluster):
     code, _, err = slurm(cluster, "my config.yaml", "--set", "run.name=a b")
     assert code == 0, err
     assert cluster.starts() == [
-        f"ASCEND_HOME_PATH=/cann MASTER_ADDR=node07 MASTER_PORT=22345 MINDGPT_GRACE_SECONDS=540 NNODES=2 NODE_RANK={node} "
+        f"ASCEND_HOME_PATH=/cann MASTER_ADDR=node07 MASTER_PORT=22345 {GRACE} NNODES=2 NODE_RANK={node} "
         "-m train.supervise --config my config.yaml --set run.name=a b" for node in (0, 1)]
     assert not cluster.requeued.exists()
 
@@ -124,9 +127,9 @@ def test_containers_of_volcano_and_of_modelarts(cluster):
     lines = cluster.starts()
     tail = "-m train.supervise --config c.yaml"
     assert lines == [
-        f"ASCEND_HOME_PATH=/cann MASTER_ADDR=a-worker-0.a MASTER_PORT=7 MINDGPT_GRACE_SECONDS=540 NNODES=2 NODE_RANK=1 {tail}",
-        f"ASCEND_HOME_PATH=/cann MASTER_ADDR=a-worker-0.a MASTER_PORT=8118 MINDGPT_GRACE_SECONDS=540 NNODES=2 NODE_RANK=1 {tail}",
-        f"ASCEND_HOME_PATH=/cann MINDGPT_GRACE_SECONDS=540 NNODES=1 {tail}"]
+        f"ASCEND_HOME_PATH=/cann MASTER_ADDR=a-worker-0.a MASTER_PORT=7 {GRACE} NNODES=2 NODE_RANK=1 {tail}",
+        f"ASCEND_HOME_PATH=/cann MASTER_ADDR=a-worker-0.a MASTER_PORT=8118 {GRACE} NNODES=2 NODE_RANK=1 {tail}",
+        f"ASCEND_HOME_PATH=/cann {GRACE} NNODES=1 {tail}"]
 
 
 @pytest.mark.parametrize("env, said", [
@@ -183,17 +186,17 @@ def test_the_readme_names_what_is_there():
 
 
 NETWORK = """
-ip netns add mindgpts0 && ip netns add mindgpts1 &&
-ip link add mindgpts0 netns mindgpts0 type veth peer name mindgpts1 netns mindgpts1 &&
-for n in 0 1; do ip -n mindgpts$n addr add 10.78.0.$((n + 1))/24 dev mindgpts$n &&
-ip -n mindgpts$n link set mindgpts$n up && ip -n mindgpts$n link set lo up || exit 1; done
+ip netns add machine0 && ip netns add machine1 &&
+ip link add machine0 netns machine0 type veth peer name machine1 netns machine1 &&
+for n in 0 1; do ip -n machine$n addr add 10.78.0.$((n + 1))/24 dev machine$n &&
+ip -n machine$n link set machine$n up && ip -n machine$n link set lo up || exit 1; done
 """
 
 
 @pytest.fixture
 def two_machines():
     """Network namespaces with an address each."""
-    clear = "ip netns del mindgpts0; ip netns del mindgpts1"
+    clear = "ip netns del machine0; ip netns del machine1"
     if not shutil.which("ip") or subprocess.run(f"{clear}; {NETWORK}", shell=True, capture_output=True).returncode:
         pytest.skip("it takes root and the command ip (iproute2) to make network namespaces")
     yield
@@ -219,7 +222,7 @@ def test_a_hostfile_trains_on_two_nodes(two_machines, tiny_yaml, tmp_path):
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
     ssh.write_text('#!/usr/bin/env bash\nwhile [[ "$1" == -o ]]; do shift 2; done\n'
-                   'exec ip netns exec "mindgpts$((${1##*.} - 1))" bash -c "${*:2}"\n')
+                   'exec ip netns exec "machine$((${1##*.} - 1))" bash -c "${*:2}"\n')
     ssh.chmod(0o755)
     (tmp_path / "hosts").write_text("10.78.0.1 slots=1\n10.78.0.2 slots=1\n")
     env = {**os.environ, **installed(tmp_path), "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
@@ -237,7 +240,7 @@ def test_slurm_trains_on_two_nodes(two_machines, cluster, tiny_yaml, tmp_path):
     """The file as it is, real workers; interrupted, requeued, and finished."""
     env = {**os.environ, **cluster.env, **installed(tmp_path), "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7",
            "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[07-08]", "HOSTS": "10.78.0.1 10.78.0.2",
-           "ENTER": "ip netns exec mindgpts"}
+           "ENTER": "ip netns exec machine"}
     command = ["bash", str(CLUSTER / "slurm.sbatch"), str(tiny_yaml), "--workers", "1", "--set", f"run.dir={tmp_path}",
                "train.total_steps=60", "ckpt.every_steps=5", "eval.stage.enabled=false", "eval.deep.enabled=false"]
     folder = tmp_path / "tiny"
