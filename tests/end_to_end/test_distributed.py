@@ -39,6 +39,7 @@ def whole(tiny_yaml, tmp_path_factory):
     return folder / "tiny"
 
 
+@pytest.mark.long
 def test_one_rank_writes_tensorboard(whole):  # P3, third
     assert len(list((whole / "tensorboard").glob("events.*"))) == 1
     events = EventAccumulator(str(whole / "tensorboard"), size_guidance={"scalars": 0}).Reload()

@@ -90,6 +90,7 @@ def test_each_blocks_output_is_told(started):
         assert values["variance"] == pytest.approx(values["std"]**2) and values["std"] > 0
 
 
+@pytest.mark.long
 def test_a_resumed_run_does_not_look_again(started, tiny, capsys):
     told = started.run.folder / "initial.json"
     told.rename(told.with_suffix(".kept"))

@@ -34,6 +34,7 @@ def test_it_learns_and_is_watched(folder):
     assert any("deep" in report for report in reports) and all(np.isfinite(report["stage"]["all"]["loss"]) for report in reports)
 
 
+@pytest.mark.long
 def test_stopping_and_resuming_changes_nothing(folder, tiny):
     for more in (("train.stop_at_step=5",), ()):
         assert run(tiny(*LLAMA, *more))

@@ -81,6 +81,7 @@ def test_a_checkpoint_has_no_padding(runs):
     assert padded["model"][TABLE].shape == padded["optimizer"][f"moment2.{TABLE}"].shape == (700, 16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("written", "resumed"), [(1, 8), (8, 1)])
 def test_a_run_goes_on_with_another_padding(runs, trained, capsys, written, resumed):
     checkpoint = store.folder_of(runs[written].run.folder / "checkpoints", 10)
