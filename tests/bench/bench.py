@@ -70,12 +70,12 @@ def steps(folder: Path, quick: bool, count: int) -> list[dict]:
         rounds: dict[str, list[float]] = {"compiled": [], "pure": [], "eager": [], "torch.compile": []}
         peaks = []
         for r in range(count):
-            rounds["compiled"].append(our_step(size, folder, STEPS, f"compiled-{r}"))
+            rounds["compiled"].append(our_step(size, folder, STEPS, f"compiled-{hidden}-{r}"))
             for peer, mode in (("eager", "eager"), ("torch.compile", "compiled")):
                 seconds, peak = peer_step(size, mode, STEPS)
                 rounds[peer].append(seconds)
                 peaks.append(peak)
-            rounds["pure"].append(our_step(size, folder, STEPS, f"pure-{r}", NO_COMPILER))
+            rounds["pure"].append(our_step(size, folder, STEPS, f"pure-{hidden}-{r}", NO_COMPILER))
         for form in ("compiled", "pure"):
             seconds = statistics.median(rounds[form])
             ratios = {peer: [theirs / ours for theirs, ours in zip(rounds[peer], rounds[form], strict=True)]
