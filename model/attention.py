@@ -69,25 +69,29 @@ class AttentionCore(nn.Cell):
     def __init__(self, config: ModelConfig, salt: int):
         super().__init__()
         self.split_q, self.split_k, self.split_v, self.join = (ops.Transpose() for _ in range(4))
-        self.repeat_k, self.repeat_v = (Repeat(config.num_heads // config.kv_heads) for _ in range(2))
+        self.groups = config.num_heads // config.kv_heads
+        if self.groups > 1:
+            self.repeat_k, self.repeat_v = (Repeat(self.groups) for _ in range(2))
         self.scores, self.softmax, self.weigh = Scores(config.head_size), MaskedSoftmax(config.seq_length), Weigh()
         self.dropout = Dropout(config.dropout, (1, config.num_heads, 1, config.seq_length), salt)
 
     def weights(self, q, k):
         """The softmax."""
-        swap = (0, 2, 1, 3)
-        return self.softmax(self.scores(self.split_q(q, swap), self.repeat_k(self.split_k(k, swap))))
+        q, k = self.split_q(q, (0, 2, 1, 3)), self.split_k(k, (0, 2, 1, 3))
+        return self.softmax(self.scores(q, k if self.groups == 1 else self.repeat_k(k)))
 
     def construct(self, q, k, v, keys):
-        swap, p = (0, 2, 1, 3), self.weights(q, k)
-        return self.join(self.weigh(self.dropout(p, keys), self.repeat_v(self.split_v(v, swap))), swap), p
+        p, v = self.weights(q, k), self.split_v(v, (0, 2, 1, 3))
+        y = self.weigh(self.dropout(p, keys), v if self.groups == 1 else self.repeat_v(v))
+        return self.join(y, (0, 2, 1, 3)), p
 
     def shard(self, mesh: Mesh) -> None:
         """Samples over dp, heads over tp."""
         for split in (self.split_q, self.split_k, self.split_v):
             split.shard(((mesh.dp, 1, mesh.tp, 1),))
-        for repeat in (self.repeat_k, self.repeat_v):
-            repeat.shard(mesh)
+        if self.groups > 1:
+            self.repeat_k.shard(mesh)
+            self.repeat_v.shard(mesh)
         for cell in (self.scores, self.softmax, self.dropout, self.weigh):
             cell.shard((mesh.dp, mesh.tp, 1, 1))
         self.join.shard(((mesh.dp, mesh.tp, 1, 1),))

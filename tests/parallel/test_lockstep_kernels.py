@@ -170,6 +170,7 @@ def test_bfloat16_is_computed_in_float32_and_rounded_once():
 @pytest.mark.parametrize(("dtype", "kv_heads", "atol"), [(np.float32, 4, 1e-5), (np.float32, 2, 1e-5), (np.float16, 1, 0.01)])
 def test_flash_attention_equals_the_model_s_plain_form(dtype, kv_heads, atol):
     """With groups of heads. The plain form, in float32, is what transformers holds."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
     rng = np.random.RandomState(1)
     q, dy = (rng.randn(2, 6, 4, 16).astype(dtype) for _ in range(2))
     k, v = (rng.randn(2, 6, kv_heads, 16).astype(dtype) for _ in range(2))
