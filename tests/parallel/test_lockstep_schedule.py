@@ -201,8 +201,8 @@ def test_received_shape_must_be_the_expected_one():
 
 
 def test_unknown_operator_names_operator_cell_and_rank():
-    with pytest.raises(UnknownOperator, match="rank 6: no kernel for the operator FlashAttentionScore in Default/attention/"):
-        Rank(program([node("FlashAttentionScore", "%x", "%y", of(4), cell="attention")], "%y"), {}, 6)
+    with pytest.raises(UnknownOperator, match="rank 6: no kernel for the operator PromptFlashAttention in Default/attention/"):
+        Rank(program([node("PromptFlashAttention", "%x", "%y", of(4), cell="attention")], "%y"), {}, 6)
 
 
 def test_failing_operator_names_cell_rank_and_operands():
