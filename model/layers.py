@@ -76,15 +76,8 @@ class Affine(nn.Cell):
         self.add.shard(((mesh.dp, mesh.tp), (mesh.tp,)) if split == "column" else ((mesh.rows, 1), (1,)))
 
 
-class Product(nn.Cell):
+class Product(cpu.pure.Product):
     """x W^T: x [rows, in], W [out, in] -> [rows, out]."""
-
-    def __init__(self):
-        super().__init__()
-        self.matmul = ops.MatMul(transpose_b=True)
-
-    def construct(self, x, weight):
-        return self.matmul(x, weight)
 
     def shard(self, mesh: Mesh, split: str) -> None:
         """As Linear.shard."""
@@ -112,7 +105,10 @@ class Linear(nn.Cell):
         super().__init__()
         self.weight = parameter((out_features, in_features))
         self.bias = parameter((out_features,)) if bias else None
-        self.affine = Product() if not bias else cpu.cells().Affine() if on_cpu() else Affine()
+        if on_cpu():
+            self.affine = cpu.cells().Affine() if bias else cpu.cells().Product()
+        else:
+            self.affine = Affine() if bias else Product()
         self.split = split
 
     def construct(self, x):

@@ -1,66 +1,16 @@
-// Causal attention: no [seq, seq] in memory, and nothing is computed of what the mask would hide. Each sample's head is worked through in blocks of queries; the backward pass computes the weights of the
-// values again from what the forward pass kept of each row (FlashAttention-2, arXiv:2307.08691, where rows are short enough to be whole).
-#include "kernels.h"
+// Causal attention: no [seq, seq] in memory, and nothing is computed of what the mask would hide. Each sample's head is worked through
+// in blocks of queries; the backward pass computes the weights of the values again from what the forward pass kept of each row
+// (FlashAttention-2, arXiv:2307.08691, where rows are short enough to be whole).
+#include "tiles.h"
 
 namespace {
 
-#ifdef __AVX512F__
-constexpr int kLanes = 16;
-#else
-constexpr int kLanes = 8;
-#endif
-typedef float Vec __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float))));
-constexpr int kRows = 6, kColumns = 2 * kLanes;  // of a tile: as many as the registers of a core hold
-constexpr int64_t kBlock = 8 * kRows;            // queries at a time
-
+constexpr int64_t kBlock = 8 * kRows;      // queries at a time
 using Span = std::pair<int64_t, int64_t>;  // [first, last)
-
-inline int64_t rounded(int64_t n) { return (n + kColumns - 1) / kColumns * kColumns; }
-
-// A matrix [depth, columns] in strips of kColumns columns, each contiguous: element (k, j) at [j / kColumns][k][j % kColumns], zero
-// beyond `columns`; from[k * row + j].
-void pack(float* strips, const float* from, int64_t row, int64_t depth, int64_t columns) {
-  for (int64_t j = 0; j < columns; j += kColumns) {
-    const int64_t width = std::min<int64_t>(kColumns, columns - j);
-    for (int64_t k = 0; k < depth; ++k, strips += kColumns) {
-      if (width == kColumns) {
-        std::copy_n(from + k * row + j, kColumns, strips);
-      } else {
-        std::fill(std::copy_n(from + k * row + j, width, strips), strips + kColumns, 0.0f);
-      }
-    }
-  }
-}
-
-// The same of from[j * row + k].
-void pack_transposed(float* strips, const float* from, int64_t row, int64_t depth, int64_t columns) {
-  for (int64_t j = 0; j < columns; j += kColumns, strips += depth * kColumns)
-    for (int64_t i = 0; i < kColumns; ++i)
-      for (int64_t k = 0; k < depth; ++k) strips[k * kColumns + i] = j + i < columns ? from[(j + i) * row + k] : 0.0f;
-}
 
 // [rows, columns] of rows that are as long as whole strips.
 void unpad(float* to, int64_t row, const float* from, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r) std::copy_n(from + r * rounded(columns), columns, to + r * row);
-}
-
-// c (+)= a b for M rows and one strip; a(i, k) = a[i * a_row + k * a_k]
-template <int M>
-inline void tile(float* c, int64_t ldc, const float* a, int64_t a_row, int64_t a_k, const float* strip, int64_t depth, bool add) {
-  Vec sums[M][2] = {};
-  if (add)
-    for (int i = 0; i < M; ++i)
-      for (int j = 0; j < 2; ++j) sums[i][j] = *reinterpret_cast<const Vec*>(c + i * ldc + j * kLanes);
-  for (int64_t k = 0; k < depth; ++k) {
-    const Vec b0 = *reinterpret_cast<const Vec*>(strip + k * kColumns), b1 = *reinterpret_cast<const Vec*>(strip + k * kColumns + kLanes);
-    for (int i = 0; i < M; ++i) {
-      const float factor = a[i * a_row + k * a_k];
-      sums[i][0] += factor * b0;
-      sums[i][1] += factor * b1;
-    }
-  }
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < 2; ++j) *reinterpret_cast<Vec*>(c + i * ldc + j * kLanes) = sums[i][j];
 }
 
 // c[rows, columns] (+)= a b, with b in strips that are `strip_depth` deep; of the rows from i on, b's rows within depth(i) count.
@@ -72,14 +22,7 @@ void product(float* c, int64_t ldc, const float* a, int64_t a_row, int64_t a_k, 
       const auto [first, last] = depth(i);
       const float *from = a + i * a_row + first * a_k, *strip = strips + j * strip_depth + first * kColumns;
       float* to = c + i * ldc + j;
-      switch (std::min<int64_t>(kRows, rows - i)) {
-        case 6: tile<6>(to, ldc, from, a_row, a_k, strip, last - first, add); break;
-        case 5: tile<5>(to, ldc, from, a_row, a_k, strip, last - first, add); break;
-        case 4: tile<4>(to, ldc, from, a_row, a_k, strip, last - first, add); break;
-        case 3: tile<3>(to, ldc, from, a_row, a_k, strip, last - first, add); break;
-        case 2: tile<2>(to, ldc, from, a_row, a_k, strip, last - first, add); break;
-        default: tile<1>(to, ldc, from, a_row, a_k, strip, last - first, add);
-      }
+      tile(std::min<int64_t>(kRows, rows - i), to, ldc, from, a_row, a_k, strip, last - first, add);
     }
 }
 
@@ -95,21 +38,6 @@ struct Sizes {
   int64_t at(int64_t sample, int64_t head) const { return sample * seq * row + head * head_size; }
   int64_t kv_at(int64_t sample, int64_t head) const { return sample * seq * kv_row + head * head_size; }
 };
-
-// Memory of a thread that lasts, in pieces.
-class Scratch {
- public:
-  explicit Scratch(int64_t floats) {
-    if (static_cast<int64_t>(memory_.size()) < floats) memory_.resize(floats);
-    next_ = memory_.data();
-  }
-  float* take(int64_t floats) { return next_ += floats, next_ - floats; }
-
- private:
-  static thread_local std::vector<float> memory_;
-  float* next_;
-};
-thread_local std::vector<float> Scratch::memory_;
 
 }  // namespace
 

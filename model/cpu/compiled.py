@@ -1,4 +1,4 @@
-"""Cells of MindSpore's matrix products and the operators of kernels.cc and attention.cc."""
+"""Cells of the operators in kernels.cc, matmul.cc and attention.cc."""
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
@@ -22,12 +22,61 @@ def columns(*shapes):
     return [shapes[0][-1]]
 
 
+def product():
+    """[m, k], [k, n] -> [m, n]."""
+    return operator("product", lambda *shapes: [shapes[0][0], shapes[1][1]])
+
+
+def product_t():
+    """a b^T: [m, k], [n, k] -> [m, n]."""
+    return operator("product_t", rows_of_both)
+
+
+def t_product():
+    """a^T b: [k, m], [k, n] -> [m, n]."""
+    return operator("t_product", lambda *shapes: [shapes[0][1], shapes[1][1]])
+
+
+def rows_of_both(*shapes):
+    """Of a b^T."""
+    return [shapes[0][0], shapes[1][0]]
+
+
 class Affine(pure.Affine):
     """x W^T + b: x [rows, in], W [out, in], b [out] -> [rows, out]."""
 
     def __init__(self):
         super().__init__()
+        self.affine, self.grad_x, self.grad_w = operator("affine", rows_of_both), product(), t_product()
         self.grad_b = operator("column_sum", columns)
+
+    def construct(self, x, weight, bias):
+        return self.affine(x, weight, bias)
+
+
+class Product(nn.Cell):
+    """x W^T: x [rows, in], W [out, in] -> [rows, out]."""
+
+    def __init__(self):
+        super().__init__()
+        self.product, self.grad_x, self.grad_w = product_t(), product(), t_product()
+
+    def construct(self, x, weight):
+        return self.product(x, weight)
+
+    def bprop(self, x, weight, out, dout):
+        return self.grad_x(dout, weight), self.grad_w(dout, x)
+
+
+class SquareSums(nn.Cell):
+    """The sum of each tensor's squares: n tensors -> [n]."""
+
+    def __init__(self):
+        super().__init__()
+        self.sums = operator("square_sums", lambda *shapes: [len(shapes)])
+
+    def construct(self, tensors):
+        return self.sums(*tensors)
 
 
 class Normalize(nn.Cell):
@@ -130,7 +179,7 @@ class HeadLoss(nn.Cell):
     def __init__(self, vocab_size: int, padding: int):
         super().__init__()
         self.vocabulary, self.reshape = Tensor([vocab_size], ms.int32), ops.Reshape()
-        self.logits, self.grad_x, self.grad_table = ops.MatMul(transpose_b=True), ops.MatMul(), ops.MatMul(transpose_a=True)
+        self.logits, self.grad_x, self.grad_table = product_t(), product(), t_product()
         self.loss = operator("cross_entropy", losses_of_rows, (ms.float32, ms.float32, ms.float32))
 
     def construct(self, x, table, labels):

@@ -90,6 +90,30 @@ OPERATOR(column_sum, 0) {
   });
 }
 
+// n tensors of any shapes -> the sum of each one's squares [n], the same whatever the number of threads
+OPERATOR(square_sums, 0) {
+  constexpr int64_t kPiece = 4096;
+  const int n = count - 1;
+  std::vector<int64_t> sizes(n, 1), pieces(n + 1, 0);  // pieces: how many come before those of a tensor
+  for (int i = 0; i < n; ++i) {
+    for (int axis = 0; axis < ndims[i]; ++axis) sizes[i] *= shapes[i][axis];
+    pieces[i + 1] = pieces[i] + (sizes[i] + kPiece - 1) / kPiece;
+  }
+  std::vector<float> sums(pieces[n]);
+  parallel(pieces[n], kPiece, [&](int64_t piece) {
+    const int64_t i = std::upper_bound(pieces.begin(), pieces.end(), piece) - pieces.begin() - 1, first = (piece - pieces[i]) * kPiece;
+    const float* x = at<const float>(params, static_cast<int>(i));
+    float sum = 0;
+    for (int64_t j = first; j < std::min(first + kPiece, sizes[i]); ++j) sum += x[j] * x[j];
+    sums[piece] = sum;
+  });
+  for (int i = 0; i < n; ++i) {
+    double total = 0;
+    for (int64_t piece = pieces[i]; piece < pieces[i + 1]; ++piece) total += sums[piece];
+    at<float>(params, n)[i] = static_cast<float>(total);
+  }
+}
+
 // scores [batch, heads, t, t], scale [1] -> softmax(scale * scores) over what a row may see, 0 beyond
 OPERATOR(causal_softmax, 0) {
   const int64_t t = shapes[0][3], rows = shapes[0][0] * shapes[0][1] * t;

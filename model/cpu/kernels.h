@@ -120,7 +120,7 @@ using namespace mindgpt;
 // refusal it says no more than that the operator failed.
 static bool accepted(const char* name, int count, const char** dtypes, unsigned ints) {
   for (int i = 0; i < count; ++i) {
-    const char* wanted = ints >> i & 1 ? "int32" : "float32";
+    const char* wanted = i < 32 && ints >> i & 1 ? "int32" : "float32";
     if (std::strcmp(dtypes[i], wanted)) {
       std::fprintf(stderr, "operator %s: input or output %d is %s, and must be %s\n", name, i, dtypes[i], wanted);
       return false;
@@ -130,10 +130,10 @@ static bool accepted(const char* name, int count, const char** dtypes, unsigned 
 }
 
 #define OPERATOR(name, ints)                                                                                    \
-  static void name##_of(void** params, int* ndims, int64_t** shapes);                                           \
+  static void name##_of(int count, void** params, int* ndims, int64_t** shapes);                                \
   extern "C" int name(int count, void** params, int* ndims, int64_t** shapes, const char** dtypes, void*, void*) { \
     if (!accepted(#name, count, dtypes, ints)) return 1;                                                        \
-    name##_of(params, ndims, shapes);                                                                           \
+    name##_of(count, params, ndims, shapes);                                                                    \
     return 0;                                                                                                   \
   }                                                                                                             \
-  static void name##_of(void** params, [[maybe_unused]] int* ndims, int64_t** shapes)
+  static void name##_of([[maybe_unused]] int count, void** params, [[maybe_unused]] int* ndims, int64_t** shapes)

@@ -12,8 +12,8 @@ from pathlib import Path
 from parallel.errors import UserError
 from parallel.files import cache_folder
 
-SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cc", "attention.cc")]
-HEADER = Path(__file__).with_name("kernels.h")
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cc", "attention.cc", "matmul.cc")]
+HEADERS = [Path(__file__).with_name(name) for name in ("kernels.h", "tiles.h")]
 # What -ffast-math is made of, less -ffinite-math-only: a NaN must come out where one went in.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
          "-freciprocal-math", "-shared", "-fPIC", "-pthread")
@@ -48,7 +48,8 @@ def _compiled() -> Path:
     """From the cache, by what it was made of. Raises OSError, UserError, CalledProcessError."""
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    made_of = "\0".join((version, " ".join(FLAGS), _processor())).encode() + b"".join(p.read_bytes() for p in (*SOURCES, HEADER))
+    sources = b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
+    made_of = "\0".join((version, " ".join(FLAGS), _processor())).encode() + sources
     path = cache_folder() / f"cpu-kernels-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

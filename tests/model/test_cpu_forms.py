@@ -58,7 +58,32 @@ def test_column_sum(rows, columns):
     np.testing.assert_allclose(pure.ColumnSum()(Tensor(x)).asnumpy(), x.astype(np.float64).sum(0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rows", "n_in", "n_out"), [(1, 3, 1), (7, 5, 11), (37, 13, 5)])
+# Few rows, whole and ragged tiles, more columns and depth than a block has.
+PRODUCTS = [(1, 3, 1), (7, 5, 11), (15, 300, 40), (16, 256, 48), (37, 13, 5), (37, 517, 33), (251, 300, 31), (600, 40, 65)]
+
+
+@pytest.mark.parametrize(("rows", "n_in", "n_out"), PRODUCTS)
+@pytest.mark.parametrize("cpu", FORMS)
+def test_product(cpu, rows, n_in, n_out):
+    assert_same(cpu.Product(), layers.Product(), (rows, n_out), (normal(rows, n_in), normal(n_out, n_in)), 2, True, True)
+
+
+@pytest.mark.parametrize("cpu", FORMS)
+def test_square_sums(cpu):
+    tensors = [normal(*shape) for shape in ((1,), (3, 5), (4096,), (5000, 3), (2, 3, 4))]
+    found = cpu.SquareSums()(tuple(Tensor(t) for t in tensors)).asnumpy()
+    np.testing.assert_allclose(found, [np.square(t.astype(np.float64)).sum() for t in tensors], rtol=2e-6)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_square_sums_of_what_is_not_finite(bad):
+    tensors = [normal(5), normal(9000)]
+    tensors[1][4097] = bad
+    found = compiled.SquareSums()(tuple(Tensor(t) for t in tensors)).asnumpy()
+    assert np.isfinite(found).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("rows", "n_in", "n_out"), PRODUCTS)
 @pytest.mark.parametrize("cpu", FORMS)
 def test_affine(cpu, rows, n_in, n_out):
     inputs = normal(rows, n_in), normal(n_out, n_in), normal(n_out)

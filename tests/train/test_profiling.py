@@ -137,6 +137,22 @@ def test_a_cpus_files_and_our_marks(tmp_path):
     assert profile.memory == [(pytest.approx(1000.05), 600.0, 1000.0)]  # not the row of a window before
 
 
+def test_a_compiled_product_is_told_by_the_shapes_of_its_inputs(tmp_path):
+    write_cpu(tmp_path / "FRAMEWORK", 0)
+    affine = "Default/up-Linear/affine-Affine"
+    (tmp_path / "FRAMEWORK" / "cpu_op_execute_timestamp_0.txt").write_text(
+        f"{affine}/Custom-op2;HostCpuOps;4000,1,0 9000,1,0 \n{affine}/Custom-op3;HostCpuOps;5000,1,0 10000,1,0 \n")
+    (tmp_path / "FRAMEWORK" / "cpu_framework_0.txt").write_text(
+        2 * "Custom;Custom-op2;7;input_1:[30, 20];input_2:[20, 10];\nCustom;Custom-op3;7;input_1:[30, 20];\n")
+    (tmp_path / "FRAMEWORK" / "cpu_op_detail_info_0.csv").write_text(
+        "op_type,full_op_name,op_occurrences,op_total_time(ms)\n"
+        f"Custom,{affine}/Custom-op2,2,3\nCustom,{affine}/Custom-op3,2,1\n")
+    profile = RankProfile(0, "CPU")
+    cpu._operators(profile, tmp_path / "FRAMEWORK", None)
+    assert [(one.type, one.calls, one.flops) for one in profile.operators if "Custom" in one.type] \
+        == [("Custom (MatMul)", 2, 2 * 2 * 30 * 20 * 10), ("Custom (Affine)", 2, None)]
+
+
 @pytest.mark.parametrize("name", ["cpu_op_execute_timestamp_0.txt", "cpu_op_type_info_0.csv", "cpu_framework_0.txt",
                                   "cpu_ms_memory_record_0.txt", "cpu_op_detail_info_0.csv"])
 @pytest.mark.parametrize("damage", ["half", "empty", "missing"])

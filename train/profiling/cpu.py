@@ -14,6 +14,7 @@ from train.profiling.tables import Broken, read_table, read_text
 from train.profiling.windows import Marks
 
 CUSTOM = "Custom"
+PRODUCT_CELLS = {"Affine", "Product", "HeadLoss"}  # whose compiled operators of two matrices are products
 OPERATOR = re.compile(r"([^/]+?)-op\d*$")
 
 
@@ -103,18 +104,41 @@ def _operators(profile: RankProfile, folder: Path, _) -> None:
 
 def _custom(profile: RankProfile, folder: Path) -> list[Operator]:
     """Operators that were compiled for this model have one type: told apart by the class of the cell that they stand in."""
-    calls, seconds = Counter(), Counter()
+    calls, seconds, flops = Counter(), Counter(), Counter()
     try:
+        shapes = _shapes(folder)
         for row in read_table(_file(folder, "cpu_op_detail_info.csv"), ["op_occurrences", "op_total_time(ms)"],
                               ["op_type", "full_op_name"]):
             if row["op_type"] == CUSTOM:
                 cell = row["full_op_name"].rpartition("/")[0].rpartition("/")[2].rpartition("-")[2]
-                calls[f"{CUSTOM} ({cell})"] += int(row["op_occurrences"])
-                seconds[f"{CUSTOM} ({cell})"] += row["op_total_time(ms)"] * 1e-3
+                a, b = (*shapes.get(row["full_op_name"], ()), (), ())[:2]
+                each = flops_of_inputs(a, b) if cell in PRODUCT_CELLS else None
+                kind = f"{CUSTOM} ({'MatMul' if each else cell})"
+                calls[kind] += int(row["op_occurrences"])
+                seconds[kind] += row["op_total_time(ms)"] * 1e-3
+                flops[kind] += int(row["op_occurrences"]) * (each or 0)
     except Broken as broken:
         profile.problems.append(str(broken))
         return []
-    return [Operator(kind, calls[kind], seconds[kind]) for kind in calls]
+    return [Operator(kind, calls[kind], seconds[kind], flops[kind] or None) for kind in calls]
+
+
+def _shapes(folder: Path) -> dict[str, list[tuple[int, ...]]]:
+    """An operator's full name -> its inputs' shapes; {} where the files do not fit together.
+
+    One file has the full names with their times, the other the shapes with short names, in the order of the executions.
+    """
+    names = "cpu_op_execute_timestamp.txt", "cpu_framework.txt"
+    try:
+        times, shapes = (read_text(_file(folder, name)).splitlines() for name in names)
+        by_time = sorted((int(one.partition(",")[0]), name) for name, _, each in (line.split(";") for line in times)
+                         for one in each.split())
+        found = [(name, *line.split(";", 3)) for (_, name), line in zip(by_time, shapes, strict=True)]
+        if all(name.rpartition("/")[2] == short for name, _, short, _, _ in found):
+            return {name: shapes_of_cpu(inputs) for name, _, _, _, inputs in found}
+    except (ValueError, Broken):  # who reads the file for its own sake says what is wrong with it
+        pass
+    return {}
 
 
 def products(path: Path) -> dict[str, tuple[int, int]]:

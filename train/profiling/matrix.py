@@ -2,7 +2,7 @@
 import math
 import re
 
-PRODUCTS = re.compile(r"(Batch)?MatMul(V\d|Common)?|Mm", re.IGNORECASE)
+PRODUCTS = re.compile(r"(Batch)?MatMul(V\d|Common)?|Mm|Custom \(MatMul\)", re.IGNORECASE)
 SHAPE = re.compile(r"\[([\d, ]*)\]")
 
 
