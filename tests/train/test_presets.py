@@ -70,10 +70,11 @@ def read(text: str) -> dict:
 
 
 @each_preset
-def test_the_plan_of_each_preset_can_be_and_fits(name):
+@pytest.mark.parametrize("precision", [[], ["precision.level=O2", "precision.dtype=bfloat16"]], ids=["float32", "O2"])
+def test_the_plan_of_each_preset_can_be_and_fits(name, precision):
     """Preflight without compiling: every rule of the plan, every stage's memory by the closed form, the model's size."""
     world_size, parameters = PRESETS[name]
-    config, mesh, count = planned(load_config(CONFIGS / f"{name}.yaml"), world_size)
+    config, mesh, count = planned(load_config(CONFIGS / f"{name}.yaml", precision), world_size)
     sizes, plan = plan_of(config, mesh, count)
     assert mesh.world_size == world_size
     assert parameter_count(sizes) == pytest.approx(parameters, rel=0.05)
