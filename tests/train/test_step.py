@@ -12,6 +12,7 @@ from eval.health.rules.config import RulesConfig
 from eval.health.rules.steps import LearningRate as LearningRateRule
 from eval.step import EvalStep
 from model.config import LossScaleConfig, ModelConfig, PrecisionConfig
+from model.cpu import compiled, pure
 from model.gpt import GPT, GPTLoss
 from model.init import initialize
 from model.precision import Precision
@@ -191,9 +192,8 @@ def test_the_schedule_is_shown_from_the_newest_checkpoint_on(tiny_yaml, tmp_path
         assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_the_norm_of_many_values_on_cpu():
-    from train.gradients import _square_sum_of_one
-
+@pytest.mark.parametrize("form", [pure, compiled])
+def test_the_norm_of_many_values_on_cpu(form):
     x = np.random.RandomState(0).standard_normal(20_000_000).astype(np.float32) * np.float32(1e-3)
-    found = _square_sum_of_one(ops.Square(), ops.ReduceSum(), Tensor(x)).asnumpy().item()
+    found = form.SquareSums()((Tensor(x),)).asnumpy().item()
     assert found == pytest.approx(float(np.square(x.astype(np.float64)).sum()), rel=1e-6)
