@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # layers x hidden: heads, seq, samples a step
 SIZES = {"4 x 256": (4, 256, 4, 256, 8), "6 x 512": (6, 512, 8, 512, 4)}
-VOCAB, STEPS = 8192, 30
+VOCAB, STEPS = 8192, 20
 NO_COMPILER = {"CXX": "/nonexistent"}  # the pure form of the CPU's cells
 
 
