@@ -33,9 +33,9 @@ def keys(tree: type[Section], path: str = "") -> Iterator[tuple[str, FieldInfo]]
 
 
 def meaning(field: FieldInfo) -> str:
-    """A field's own line, or the first one of its section."""
+    """A field's own line, or the first paragraph of its section."""
     section = section_of(field.annotation)
-    return field.description or (section.__doc__ if section else "").partition("\n")[0]
+    return field.description or " ".join((section.__doc__ if section else "").partition("\n\n")[0].split())
 
 
 def unit(name: str, field: FieldInfo) -> str | None:

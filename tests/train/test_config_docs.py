@@ -32,6 +32,7 @@ def test_help_lists_every_key(capsys):
                  "train.groups[].pattern: text length >= 1; required glob on parameter names",
                  "eval.deep.judge.timeout_s: a number > 0 and <= 3600; seconds; default 30.0 seconds to wait",
                  "health.rules.loss_spike.threshold: a number > 0; default 8.0 a loss this many robust",
+                 "grouped-query attention, no biases). model.architecture: ",
                  "precision.loss_scale: Loss scale: dynamic with growth and backoff, or fixed."):
         assert line in flat, line
 
