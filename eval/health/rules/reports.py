@@ -17,8 +17,9 @@ def report_events(report: dict, past: Series, time_budget: float | None, rules: 
     events, step = [], report["step"]
     share, budget = report.get("stage", {}).get("time_fraction"), rules.eval_budget
     if budget.level != "off" and time_budget and share is not None and share > budget.threshold * time_budget:
-        events.append(Event(step, "eval_budget", budget.level, f"the tier stage has taken {share:.1%} of the training time, of "
-                            f"{time_budget:.1%}. Lower eval.stage.num_batches or max_questions, or evaluate less often"))
+        events.append(Event(step, "eval_budget", budget.level, f"the tier stage has taken {share:.1%} of the training time; "
+                            f"eval.stage.time_budget allows {time_budget:.1%}. Lower eval.stage.num_batches or max_questions, "
+                            "or evaluate less often"))
     spread, dropout = report.get("dropout_spread"), rules.eval_dropout
     if dropout.level != "off" and spread is not None and not spread < dropout.threshold:
         events.append(Event(step, "eval_dropout", dropout.level, f"in evaluation the same text has losses that differ by "
