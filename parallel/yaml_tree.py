@@ -217,7 +217,8 @@ def _read(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such config file (current folder: {Path.cwd()})") from None
+        hint = f"; is it a setting? --set {path}" if "=" in str(path) else ""
+        raise UserError(f"{path}: no such config file (current folder: {Path.cwd()}){hint}") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder; expected a YAML file") from None
     except OSError as e:

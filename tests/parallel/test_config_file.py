@@ -160,6 +160,8 @@ def test_duplicate_keys_name_both_lines(refuse):
 def test_files_that_are_not_there(tmp_path):
     with pytest.raises(UserError, match="no such config file"):
         config_file.load(tmp_path / "none.yaml", Run, [])
+    with pytest.raises(UserError, match=r"is it a setting\? --set train\.lr=1$"):
+        config_file.load("train.lr=1", Run, [])
     with pytest.raises(UserError, match="is a folder"):
         config_file.load(tmp_path, Run, [])
 
