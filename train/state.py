@@ -98,10 +98,12 @@ def restore(step: TrainStep, checkpoint: Checkpoint, identity: dict, where: str,
     if saved != optimizer_of(step):
         problems.append(f"train.optimizer: {saved} in the checkpoint, {optimizer_of(step)} here, whose state it does not have")
     else:
-        problems += shape_problems(wanted, checkpoint, identity, cut)
+        # Weights first: where they do not fit, their moments do not either.
+        problems += (shape_problems({MODEL: wanted[MODEL]}, checkpoint, identity, cut)
+                     or shape_problems(wanted, checkpoint, identity, cut))
     if problems:
         raise UserError(f"{where} cannot be resumed by this run:\n  " + "\n  ".join(problems) +
-                        "\nTo start a new run from its weights alone: ckpt.resume=none ckpt.init_from=<checkpoint>")
+                        f"\nAnother run.name begins a new run, with ckpt.init_from={where} from these weights")
     set_tensors(wanted, checkpoint, cut)
     for name, p in scalars_of(step).items():
         p.set_data(Tensor(checkpoint.state[name], p.dtype))
