@@ -51,11 +51,11 @@ def make_mesh(config: ParallelConfig, world_size: int, rank: int) -> Mesh:
     """The mesh of a config on `world_size` ranks. Raises UserError where the product does not fit."""
     tp, pp = config.tp, config.pp
     if world_size % (tp * pp):
-        raise UserError(f"parallel: tp={tp} x pp={pp} = {tp * pp} does not divide the {world_size} rank(s) that were started: "
+        raise UserError(f"parallel: tp={tp} x pp={pp} = {tp * pp} does not divide the {world_size} rank(s): "
                         f"start a multiple of {tp * pp} ranks, or lower tp or pp")
     dp = world_size // (tp * pp) if config.dp == "auto" else config.dp
     if dp * tp * pp != world_size:
-        raise UserError(f"parallel: dp={dp} x tp={tp} x pp={pp} = {dp * tp * pp}, but {world_size} rank(s) were started: "
+        raise UserError(f"parallel: dp={dp} x tp={tp} x pp={pp} = {dp * tp * pp}, but {world_size} rank(s) are asked for: "
                         f"set parallel.dp to {world_size // (tp * pp)} or auto, or start {dp * tp * pp} ranks")
     return Mesh(dp, tp, pp, rank, config.sequence_parallel)
 
