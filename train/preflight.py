@@ -14,6 +14,7 @@ from pathlib import Path
 
 from parallel import config_file
 from parallel.audit import audit, compiled_communication
+from parallel.config import TopologyConfig
 from parallel.cost.advice import advise
 from parallel.cost.communication import communication
 from parallel.cost.estimate import estimate, fused, joined
@@ -135,6 +136,16 @@ def describe(sizes: Sizes) -> str:
             f"{'the fused kernel' if sizes.flash else 'plain kernels'}")
 
 
+def cluster(topology: TopologyConfig, size: int) -> list[str]:
+    """What is assumed of the machines."""
+    share = topology.compute_efficiency
+    return [f"cluster (parallel.topology): nodes of {topology.ranks_per_node} cards of {topology.device_memory_gb:g} GB and "
+            f"{topology.device_tflops:g} TFLOP/s; {topology.node_bandwidth_gbs:g} GB/s and {topology.node_latency_us:g} us in a "
+            f"node, {topology.network_bandwidth_gbs:g} GB/s and {topology.network_latency_us:g} us between nodes",
+            f"assumed: matrix products reach {share:.0%} of the 16-bit peak (compute_efficiency)"
+            + ("" if size < 4 else ", and in float32, as here, a quarter of that")]
+
+
 def table(sizes: Sizes, plan: Plan, config: RunConfig, stages: dict[int, dict], findings: list) -> list[str]:
     """The report as lines of text."""
     topology = config.parallel.topology
@@ -173,17 +184,30 @@ def advice(config: RunConfig, args: argparse.Namespace) -> int:
     sizes = sizes_of(resolved(config), 1)
     found = advise(sizes, args.world_size, config.train.global_batch_size, config.parallel.topology,
                    activation_bytes(config))
+    for line in [describe(sizes), *cluster(config.parallel.topology, activation_bytes(config))]:
+        say(line)
     say(f"{len(found)} plans fit; the best {min(SHOWN, len(found))}, by estimate:")
     for i, c in enumerate(found[:SHOWN], 1):
         say(f"{i}. {c.plan}; {c.memory_bytes / 1e9:.1f} GB; {c.estimate.tokens_per_second:,.0f} tokens/s, "
             f"MFU {c.estimate.mfu:.0%}")
     for line in found[0].why:
         say(f"   {line}")
+    say(f"to prove the first, without --advise: --set {' '.join(settings(found[0].plan, config))}")
     if args.report:
         plans = [{"plan": str(c.plan), "memory_bytes": c.memory_bytes, "estimate": asdict(c.estimate), "why": c.why}
                  for c in found]
         replace_text(args.report, json.dumps(plans, indent=1) + "\n")
     return 0
+
+
+def settings(plan: Plan, config: RunConfig) -> list[str]:
+    """What to --set for a plan of the advice, besides what the config has already."""
+    parallel = {"dp": plan.mesh.dp, "tp": plan.mesh.tp, "pp": plan.mesh.pp, "num_micro_batches": "auto", "virtual_stages": 1,
+                "stage_layers": "auto", "sequence_parallel": plan.mesh.sequence_parallel, "recompute": plan.recompute,
+                "recompute_layers": "all", "optimizer_sharding": plan.optimizer_sharding}
+    wanted = [*(("parallel", *item) for item in parallel.items()), ("train", "micro_batch_size", plan.micro_batch_size)]
+    return [f"{section}.{key}={str(value).lower()}" for section, key, value in wanted
+            if getattr(getattr(config, section), key) != value]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from fractions import Fraction
 from pathlib import Path
 
 from parallel import config_file
-from parallel.config import TopologyConfig
 from parallel.cost.estimate import joined
 from parallel.cost.parameters import parameter_count
 from parallel.cost.scaling import Scale, best_scaling, weak_scaling
@@ -23,7 +22,7 @@ from parallel.files import replace_text
 from train.config import RunConfig, load_config
 from train.console import say
 from train.plans import activation_bytes, plan_of, planned
-from train.preflight import describe
+from train.preflight import cluster, describe
 
 CARDS = "8,64,256,1024"
 
@@ -77,16 +76,6 @@ def numbers(text: str) -> list[int]:
     if min(found) < 1:
         raise UserError(f"--cards {text}: numbers of cards, such as {CARDS}")
     return found
-
-
-def cluster(topology: TopologyConfig, size: int) -> list[str]:
-    """What is assumed of the machines."""
-    share = topology.compute_efficiency
-    return [f"cluster (parallel.topology): nodes of {topology.ranks_per_node} cards of {topology.device_memory_gb:g} GB and "
-            f"{topology.device_tflops:g} TFLOP/s; {topology.node_bandwidth_gbs:g} GB/s and {topology.node_latency_us:g} us in a "
-            f"node, {topology.network_bandwidth_gbs:g} GB/s and {topology.network_latency_us:g} us between nodes",
-            f"assumed: matrix products reach {share:.0%} of the 16-bit peak (compute_efficiency)"
-            + ("" if size < 4 else ", and in float32, as here, a quarter of that")]
 
 
 def table(found: list[Scale]) -> list[str]:

@@ -123,4 +123,5 @@ class Plan:
     def __str__(self) -> str:
         extras = [f"recompute {self.recompute}"] * (self.recompute != "none") \
             + ["sequence parallel"] * self.mesh.sequence_parallel + ["optimizer sharding"] * self.optimizer_sharding
-        return ", ".join([str(self.mesh), f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}", *extras])
+        return ", ".join([str(self.mesh), f"{self.num_micro_batches} micro-batch{'es' * (self.num_micro_batches > 1)} of "
+                         f"{self.micro_batch_size}", *extras])

@@ -153,3 +153,6 @@ def test_advice_ranks_the_plans_that_fit(plan_yaml, tmp_path, capsys):
     assert len(found) > 5 and found[0]["memory_bytes"] < 64e9
     out = capsys.readouterr().out
     assert f"{len(found)} plans fit" in out and f"1. {found[0]['plan']}; " in out
+    assert "12 layers, hidden 768" in out and "cluster (parallel.topology): nodes of 8 cards of 64 GB" in out
+    proposed = out.partition("to prove the first, without --advise: --set ")[2].split()
+    assert str(plan_of(*planned(load_config(plan_yaml, [*gpt2, *proposed]), None))[1]) == found[0]["plan"]
