@@ -103,8 +103,8 @@ def test_standalone(shell):
 
 def test_own_text(shell):
     command = ("bash run_scripts/run_standalone.sh --set run.name=mine data.path=my_text data.valid_path=null "
-               "data.prepared_dir=prepared/mine")
-    assert command == "bash run_scripts/run_standalone.sh --set run.name=mine data.path=my_text data.valid_path=null data.prepared_dir=prepared/mine"  # noqa: E501
+               "data.prepared_dir=data/prepared/mine")
+    assert command == "bash run_scripts/run_standalone.sh --set run.name=mine data.path=my_text data.valid_path=null data.prepared_dir=data/prepared/mine"  # noqa: E501
     out = shell(here(command) + f" run.dir='{shell.folder}/runs' {SHORT}")
     assert "done: 4 of 4 steps" in out
     out = shell("python -m eval compare runs/smoke runs/mine")
