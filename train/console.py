@@ -134,7 +134,7 @@ def summary(report: dict, folder: Path) -> None:
     say()
     speed = message("done.speed", speed=size(report["tokens_per_second"])) if report["tokens_per_second"] else ""
     say(painted(message("done", steps=report["steps"], total=report["total_steps"], seconds=duration(report["train_seconds"]),
-                        compiling=report["compile_seconds"]) + speed, "green"))
+                        compiling=duration(report["compile_seconds"])) + speed, "green"))
     lines = []
     if report["val_perplexity"]:
         at = "" if report["val_step"] == report["steps"] else message("done.at", step=report["val_step"])

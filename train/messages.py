@@ -67,8 +67,8 @@ TEXTS: dict[str, dict[str, str]] = {
     "safety": {"en": "safety  {items} items: {failed} failed, {unclear} unclear (neither refusal nor help), {empty} empty",
                "zh": "安全  {items} 题：{failed} 题未通过，{unclear} 题不明（既未拒绝也未帮助），{empty} 题为空"},
     # The summary.
-    "done": {"en": "done: {steps} of {total} steps; this start {seconds}, compile {compiling:.0f} s",
-             "zh": "完成：{steps} / {total} 步；本次启动 {seconds}，编译 {compiling:.0f} 秒"},
+    "done": {"en": "done: {steps} of {total} steps; trained {seconds}, start-up {compiling}",
+             "zh": "完成：{steps} / {total} 步；本次训练 {seconds}，启动 {compiling}"},
     "done.speed": {"en": ", {speed} tokens/s", "zh": "，{speed} tokens/s"},
     "done.validation": {"en": "validation", "zh": "验证"},
     "done.validation.value": {
