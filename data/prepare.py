@@ -207,7 +207,7 @@ class _Preparation:
                 print(f"data: WARNING: {entry.name} of valid_path is training text too; its perplexity will mean nothing")
         for name, entry in manifest.sets.items():
             print(f"data: {name}: {entry.samples:,} samples, {entry.tokens:,} tokens, {entry.documents:,} documents, "
-                  f"{entry.text_bytes / 1e6:.2f} MB", flush=True)
+                  f"{entry.text_bytes / 1e3:,.0f} kB", flush=True)
 
 
 def _not_empty(texts: Iterator[str]) -> Iterator[str]:
