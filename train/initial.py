@@ -10,6 +10,7 @@ from parallel.errors import UserError
 from parallel.files import replace_text
 from train.config import RunConfig
 from train.console import say
+from train.messages import message
 from train.reports import INDENT
 from train.state import has_rows
 from train.step import TrainStep
@@ -68,4 +69,4 @@ def report_outputs(figures: dict[str, dict], folder: Path) -> None:
     names = list(layers)
     chosen = dict.fromkeys(names[round(i)] for i in np.linspace(0, len(names) - 1, min(SHOWN, len(names))))
     shown = "  ".join(f"{name} {'not finite' if (std := layers[name]['std']) is None else format(std, '.3g')}" for name in chosen)
-    say(f"{INDENT}outputs at step 0 (standard deviation): {shown}")
+    say(INDENT + message("outputs", shown=shown))

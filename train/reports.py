@@ -10,6 +10,7 @@ from train.metrics_log import finite
 from train.tensorboard import TensorBoard
 
 INDENT = " " * 9
+NO_TEXT = "the time budget allows none of the text now"  # why the tier `stage` is not in a report
 TEXT_SCORES = ("loss", "perplexity", "bits_per_byte", "accuracy")
 SAMPLE_SCORES = ("distinct_1", "distinct_2", "distinct_3", "repetition_4", "self_bleu", "empty_rate", "eos_rate", "length_mean",
                  "own_perplexity")
@@ -37,7 +38,7 @@ def write(path: Path, report: dict) -> None:
 def show(report: dict, say: Callable[[str], None]) -> None:
     """A few lines for a person."""
     for name, why in report.get("not_computed", {}).items():
-        say(f"{INDENT}{name}  not computed, {why}")
+        say(INDENT + (message("valid.none") if why == NO_TEXT else f"{name}  not computed, {why}"))
     if stage := report.get("stage"):
         show_stage(stage, say)
     if deep := report.get("deep"):

@@ -99,7 +99,8 @@ def precision_lines(config: RunConfig) -> list[tuple[str, str]]:
     """Number formats and loss scale in words, and what is odd about them."""
     p = config.precision
     scale, formats = p.loss_scale, "float32" if p.level == "O0" else f"{p.level} in {p.dtype}, weights float32"
-    lines = [("precision", f"{formats}; loss scale {'dynamic from ' if scale.dynamic else ''}{scale.initial:g}")]
+    lines = [("precision", message("precision.dynamic" if scale.dynamic else "precision.value", formats=formats,
+                                   initial=scale.initial))]
     if p.level != "O0" and p.dtype == "bfloat16" and (scale.dynamic or scale.initial != 1.0):
         lines.append(("note", "bfloat16 needs no loss scale: its range is that of float32"))
     if p.level != "O0" and p.dtype == "float16" and not scale.dynamic and scale.initial == 1.0:

@@ -12,7 +12,7 @@ import pytest
 
 from parallel.errors import UserError
 from parallel.mesh import Mesh
-from train import compiling, console, messages
+from train import compiling, console, messages, reports
 from train.compiling import Compiling
 from train.config import load_config
 
@@ -67,6 +67,15 @@ def test_the_language(environment, setting, language, monkeypatch):
         monkeypatch.setenv(name, value)
     messages.use(setting)
     assert messages.language() == language
+
+
+def test_a_budget_that_allows_no_text_is_told_in_the_language():
+    report, said = {"not_computed": {"stage": reports.NO_TEXT, "other": "why"}}, []
+    reports.show(report, said.append)
+    messages.use("zh")
+    reports.show(report, said.append)
+    assert said[0] == " " * 9 + "stage  not computed, the time budget allows none of the text now"
+    assert said[1] == said[3] == " " * 9 + "other  not computed, why" and "未计算" in said[2]
 
 
 def test_what_is_not_translated_is_english(monkeypatch):

@@ -93,7 +93,7 @@ class Evaluate(Callback):
                 self.last = {"step": step, **found}
                 self.best = better(self.best, step, found["all"]["loss"])
             elif stage:
-                report["not_computed"] = {"stage": "the time budget allows none of the text now"}
+                report["not_computed"] = {"stage": reports.NO_TEXT}
             if deep:
                 report["deep"] = tiers.deep.run()
                 if self.folder is not None:
