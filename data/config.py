@@ -38,7 +38,7 @@ class DataConfig(Section):
     prepared_dir: TextPath = Field(description="where the tokenizer, the MindRecord files and the manifest go")
     num_shards: int = Field(4, ge=1, le=1000, description="MindRecord files of the training set")
     num_workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="threads that read, processes that write, at most as many as cores; auto: 60 %, at most 8")
+        "auto", description="threads and processes, at most as many as cores; auto: 60 % to read, all to prepare, at most 8")
     prefetch: int = Field(8, ge=1, le=128, description="batches read ahead")
     log_samples: bool = Field(False, description="write which samples each step read to <run>/samples/rank_N.jsonl")
     cache: Literal["none", "memory"] = Field("none", description="memory: all samples are read once and kept")
@@ -53,10 +53,10 @@ class DataConfig(Section):
                              f"the last {self.valid_fraction:.0%} of each corpus")
         return self
 
-    def workers(self) -> int:
-        """`num_workers` as a number, never above this process's share of the cores."""
+    def workers(self, auto_percent: int = 60) -> int:
+        """`num_workers` as a number, never above this process's share of the cores, of which "auto" takes so much."""
         cores = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("MINDGPT_LOCAL_WORKERS", "1")))
-        return min(8, max(1, cores * 6 // 10)) if self.num_workers == "auto" else min(self.num_workers, cores)
+        return min(8, max(1, cores * auto_percent // 100)) if self.num_workers == "auto" else min(self.num_workers, cores)
 
 
 def corpora(path: Path | dict[str, Path]) -> dict[str, Path]:

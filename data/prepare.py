@@ -99,6 +99,7 @@ class _Preparation:
         self.config, self.sources, self.new, self.work = config, sources, new, work
         self.files: dict[Source, TextFile] = {source: source.text_file(config) for source in sources}
         self.total_bytes = sum(source.text_size() for source in sources)
+        self.num_workers = config.workers(auto_percent=100)
 
     def run(self) -> Manifest:
         settings = settings_of(self.config)
@@ -108,7 +109,7 @@ class _Preparation:
         jobs = [job for name, samples in sets.items()
                 for job in plan(self.new, name, samples, self.config.num_shards if name == "train" else 1)]
         with Progress("write", sum(map(len, sets.values())), "samples") as progress:
-            files = run_jobs(jobs, self.config.workers(), progress.advance)
+            files = run_jobs(jobs, self.num_workers, progress.advance)
         entries = self._describe(sets, files, tokenizer)
         manifest = Manifest(
             format=1, settings=settings, inputs=self._inputs(), tokenizer=entry, sets=entries,
@@ -148,7 +149,7 @@ class _Preparation:
                 files = [self.files[source] for source in self.sources if (source.split, source.corpus) == (split, corpus)]
                 path = self.work / f"{split}_{corpus}.tokens"
                 with path.open("wb") as out:
-                    num_tokens = encode_files(files, tokenizer, out, self.config.workers(), progress.advance)
+                    num_tokens = encode_files(files, tokenizer, out, self.num_workers, progress.advance)
                 rows[split, corpus] = path, num_samples(num_tokens, self.config.seq_length)
                 if not rows[split, corpus][1]:
                     self._refuse_empty(split, corpus, files)

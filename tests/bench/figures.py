@@ -1,19 +1,24 @@
 """Figures that tests do not hold to a limit, measured as ratios in one run.
 
     python tests/bench/figures.py seek     # time to the first batch at consumed_samples 0 and at 10,000,000, in turn
+    python tests/bench/figures.py read     # `python -m data tune` at seq 1024 and 128, on a text of 20 MB
+    python tests/bench/figures.py prepare [MB] [SEQ] [CORES] # time and memory of each stage (text of 60 MB, seq 1024, all cores)
     python tests/bench/figures.py smoke    # both scripts' smoke run: duration, shares of time, memory, perplexity
     python tests/bench/figures.py monitors # what watches a smoke run, of the time of its steps: with and without, in turn
     python tests/bench/figures.py save     # a checkpoint of 200 million parameters with moments, against the bare disk, in turn
 
-`seek` prepares a synthetic text of 8 million words: some 600,000 samples, so that 10,000,000 lies in a later epoch.
+`seek` prepares a synthetic text of 8 million words: some 600,000 samples, so that 10,000,000 lies in a later epoch. `read` and
+`prepare` take lines of the shipped text, English and Chinese, in a random order.
 """
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -102,6 +107,67 @@ def seek(folder: Path, rounds: int = 5) -> None:
           f"ratio {at_10m / at_0:.2f} (medians of {rounds}, in turn)")
 
 
+def mixed_text(path: Path, megabytes: float) -> None:
+    names = ("train_en.txt", "train_zh.txt", "long_lines_en.txt")
+    lines = [line for name in names for line in (ROOT / "data" / "corpus" / name).read_text().splitlines() if line.strip()]
+    rng = random.Random(0)
+    with open(path, "w", encoding="utf-8") as f:
+        while f.tell() < megabytes * 1e6:
+            f.write("\n".join(rng.choices(lines, k=10_000)) + "\n")
+
+
+def read(folder: Path) -> None:
+    from data.config import DataConfig
+    from data.prepare import prepare
+    from data.tune import tune
+
+    mixed_text(folder / "text.txt", 20)
+    for seq_length in (1024, 128):
+        config = DataConfig(path=folder / "text.txt", prepared_dir=folder / f"prepared-{seq_length}", seq_length=seq_length)
+        tune(prepare(config), config, batch_size=8, seconds=2.0)
+
+
+def prepare(folder: Path, megabytes: int = 60, seq_length: int = 1024, cores: int | None = None) -> None:
+    import psutil
+
+    import data.prepare
+    from data.config import DataConfig
+
+    if cores:
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:cores])
+    cores = len(os.sched_getaffinity(0))
+    mixed_text(folder / "text.txt", megabytes)
+    process, peaks, done = psutil.Process(), {"": 0}, threading.Event()
+    stages = {"tokenizer": Part(data.prepare._Preparation, "_tokenizer"), "encode": Part(data.prepare._Preparation, "_encode"),
+              "write": Part(data.prepare, "run_jobs"), "count and hash": Part(data.prepare._Preparation, "_describe"),
+              "hash the text": Part(data.prepare._Preparation, "_inputs")}
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            resident = 0
+            for one in (process, *process.children(recursive=True)):
+                try:
+                    resident += one.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            stage = next((name for name, part in stages.items() if part.running), "")
+            peaks[stage] = max(peaks.get(stage, 0), resident)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = time.perf_counter()
+    try:
+        data.prepare.prepare(DataConfig(path=folder / "text.txt", prepared_dir=folder / "prepared", seq_length=seq_length))
+    finally:
+        done.set()
+        watcher.join()
+    seconds, size = time.perf_counter() - began, (folder / "text.txt").stat().st_size / 1e6
+    for name, part in stages.items():
+        print(f"  {name:15} {sum(part.seconds):6.1f} s, at most {peaks.get(name, 0) / 1e6:,.0f} MB resident in all processes")
+    print(f"{size:,.0f} MB in {seconds:.1f} s at seq {seq_length}: {size / seconds:.2f} MB/s, {size / seconds / cores:.2f} for "
+          f"each of {cores} cores; at most {max(peaks.values()) / 1e6:,.0f} MB resident")
+
+
 def smoke(folder: Path) -> None:
     keys = ("world_size", "steps", "val_perplexity", "unigram_perplexity", "tokens_per_second", "eval_time_fraction",
             "health_time_fraction", "data_wait_fraction", "checkpoint_time_fraction", "compile_seconds", "peak_memory_bytes")
@@ -121,16 +187,17 @@ class Part:
     """A method of what watches a run: timed, and left out of a step where `on` says no."""
 
     def __init__(self, owner: object, name: str, on=lambda: True, otherwise=None):
-        self.name, self.seconds, method = f"{type(owner).__name__}.{name}", [], getattr(owner, name)
+        self.name, self.seconds, self.running, method = f"{type(owner).__name__}.{name}", [], False, getattr(owner, name)
 
         def timed(*arguments):
             if not on():
                 return otherwise
-            began = time.perf_counter()
+            began, self.running = time.perf_counter(), True
             try:
                 return method(*arguments)
             finally:
                 self.seconds.append(time.perf_counter() - began)
+                self.running = False
         setattr(owner, name, timed)
 
 
@@ -189,8 +256,8 @@ def monitors(folder: Path, steps: int = 1000) -> None:
 
 
 if __name__ == "__main__":
-    parts = {"seek": seek, "smoke": smoke, "save": save, "monitors": monitors}
-    if len(sys.argv) != 2 or sys.argv[1] not in parts:
+    parts = {"seek": seek, "read": read, "prepare": prepare, "smoke": smoke, "save": save, "monitors": monitors}
+    if len(sys.argv) < 2 or sys.argv[1] not in parts or len(sys.argv) > (5 if sys.argv[1] == "prepare" else 2):
         sys.exit(__doc__)
     with tempfile.TemporaryDirectory() as name:
-        parts[sys.argv[1]](Path(name))
+        parts[sys.argv[1]](Path(name), *map(int, sys.argv[2:]))
