@@ -161,19 +161,22 @@ def training_lines(texts: Iterable[str], share: float = 1.0) -> Iterator[str]:
     Args:
         share: which part of the lines to take; spread evenly, the same in every run.
     """
-    number = 0
+    number = taken = 0
     for text in texts:
         for line in text.replace(RESERVED, "\n").split("\n"):
-            if not line.strip():
+            if not line or line.isspace():
                 continue
-            for part in _cut_line(line):
+            for part in (line,) if len(line) * 4 <= MAX_TRAINING_LINE else _cut_line(line):
                 number += 1
-                if share >= 1.0 or int(number * share) > int((number - 1) * share):
+                if share >= 1.0:
+                    yield part
+                elif int(number * share) > taken:
+                    taken += 1
                     yield part
 
 
 def _cut_line(line: str) -> Iterator[str]:
-    if len(line) * 4 <= MAX_TRAINING_LINE or len(line.encode()) <= MAX_TRAINING_LINE:
+    if len(line.encode()) <= MAX_TRAINING_LINE:
         yield line
         return
     while line:
