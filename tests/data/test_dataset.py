@@ -200,3 +200,4 @@ def test_workers_never_exceed_the_cores(text_folder, tmp_path):
     cores = len(os.sched_getaffinity(0))
     assert small_config(text_folder, tmp_path, num_workers=10_000).workers() == cores
     assert 1 <= small_config(text_folder, tmp_path, num_workers="auto").workers() <= max(1, cores * 6 // 10)
+    assert small_config(text_folder, tmp_path, num_workers="auto").workers(auto_percent=100) == min(8, cores)

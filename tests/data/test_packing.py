@@ -29,6 +29,28 @@ def test_encoding_equals_the_tokenizer_on_whole_documents(config, manifest, text
     assert sum(told) == sum(len(text.encode()) for text in documents)
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_text_is_read_no_further_than_a_batch_ahead_of_the_threads(config, manifest, text_folder, monkeypatch, num_threads):
+    monkeypatch.setattr(packing, "BATCH_CHARS", 1)  # each piece is a batch
+    read, ahead = [0], []
+
+    class Counted(TextFile):
+        def pieces(self):
+            for piece in super().pieces():
+                read[0] += 1
+                yield piece
+
+    class Out(io.BytesIO):
+        def write(self, row):
+            ahead.append(read[0] - len(ahead))
+            return super().write(row)
+
+    encode_files([Counted(text_folder / "valid_zh.txt", "line", "error")], load_tokenizer(config), Out(), num_threads,
+                 lambda size: None)
+    assert len(ahead) == read[0] > 20
+    assert max(ahead) == num_threads + 1
+
+
 @pytest.mark.parametrize("num_tokens, expected", [(0, 0), (1, 0), (2, 1), (5, 1), (6, 2), (9, 2), (10, 3)])
 def test_number_of_samples(num_tokens, expected):
     assert num_samples(num_tokens, 4) == expected
