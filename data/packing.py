@@ -13,8 +13,7 @@ from data.tokenizer import EOS_ID, PAD_ID, Tokenizer
 
 # Text given to a thread at once.
 BATCH_CHARS = 1 << 20
-# A long text is cut at line ends into chunks of about this size, which stay in the processor's cache: the tokenizer reads them
-# half as fast again as chunks of 16 Ki.
+# A long text is cut at line ends into chunks of about this size: the tokenizer reads them some 30 % faster than chunks of 16 Ki.
 CHUNK_CHARS = 512
 # Samples cut at once.
 BLOCK_SAMPLES = 1024

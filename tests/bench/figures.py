@@ -139,8 +139,8 @@ def prepare(folder: Path, megabytes: int = 60, seq_length: int = 1024, cores: in
     mixed_text(folder / "text.txt", megabytes)
     process, peaks, done = psutil.Process(), {"": 0}, threading.Event()
     stages = {"tokenizer": Part(data.prepare._Preparation, "_tokenizer"), "encode": Part(data.prepare._Preparation, "_encode"),
-              "write": Part(data.prepare, "run_jobs"), "count and hash": Part(data.prepare._Preparation, "_describe"),
-              "hash the text": Part(data.prepare._Preparation, "_inputs")}
+              "write": Part(data.prepare, "run_jobs"), "hash samples": Part(data.prepare._Preparation, "_describe"),
+              "hash text": Part(data.prepare._Preparation, "_inputs")}
 
     def watch() -> None:
         while not done.wait(0.1):
@@ -155,17 +155,18 @@ def prepare(folder: Path, megabytes: int = 60, seq_length: int = 1024, cores: in
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), cpu_seconds()
     try:
         data.prepare.prepare(DataConfig(path=folder / "text.txt", prepared_dir=folder / "prepared", seq_length=seq_length))
     finally:
         done.set()
         watcher.join()
-    seconds, size = time.perf_counter() - began, (folder / "text.txt").stat().st_size / 1e6
+    seconds, cpu, size = time.perf_counter() - began, cpu_seconds() - cpu, (folder / "text.txt").stat().st_size / 1e6
     for name, part in stages.items():
-        print(f"  {name:15} {sum(part.seconds):6.1f} s, at most {peaks.get(name, 0) / 1e6:,.0f} MB resident in all processes")
-    print(f"{size:,.0f} MB in {seconds:.1f} s at seq {seq_length}: {size / seconds:.2f} MB/s, {size / seconds / cores:.2f} for "
-          f"each of {cores} cores; at most {max(peaks.values()) / 1e6:,.0f} MB resident")
+        print(f"  {name:15} {sum(part.seconds):6.1f} s, {part.cpu_seconds:6.1f} s of cores, "
+              f"at most {peaks.get(name, 0) / 1e6:,.0f} MB resident in all processes")
+    print(f"{size:,.0f} MB at seq {seq_length} in {seconds:.1f} s: {size / seconds:.2f} MB/s on {cores} cores; {cpu:.1f} s of "
+          f"cores: {size / cpu:.2f} MB/s each; at most {max(peaks.values()) / 1e6:,.0f} MB resident")
 
 
 def smoke(folder: Path) -> None:
@@ -183,20 +184,27 @@ def smoke(folder: Path) -> None:
             print(f"  {key:26} {report[key]:.4g}")
 
 
+def cpu_seconds() -> float:
+    """Of this process so far, and of those that it has seen end."""
+    return sum(os.times()[:4])
+
+
 class Part:
     """A method of what watches a run: timed, and left out of a step where `on` says no."""
 
     def __init__(self, owner: object, name: str, on=lambda: True, otherwise=None):
-        self.name, self.seconds, self.running, method = f"{type(owner).__name__}.{name}", [], False, getattr(owner, name)
+        self.name, method = f"{type(owner).__name__}.{name}", getattr(owner, name)
+        self.seconds, self.cpu_seconds, self.running = [], 0.0, False
 
         def timed(*arguments):
             if not on():
                 return otherwise
-            began, self.running = time.perf_counter(), True
+            began, cpu, self.running = time.perf_counter(), cpu_seconds(), True
             try:
                 return method(*arguments)
             finally:
                 self.seconds.append(time.perf_counter() - began)
+                self.cpu_seconds += cpu_seconds() - cpu
                 self.running = False
         setattr(owner, name, timed)
 
