@@ -83,11 +83,16 @@ def fitted(text: str, columns: int, hang: int) -> str:
     return "\n".join([*lines, line])
 
 
-def say(text: str = "", hang: int = 16) -> None:
-    """Print at once; on a terminal in lines that fit it, in a log as one line."""
-    progress.clear()
+def folded(text: str, hang: int = 16) -> str:
+    """On a terminal in lines that fit it, in a log as one line."""
     columns = shutil.get_terminal_size().columns
-    print(fitted(text, columns, hang) if sys.stdout.isatty() and width(text) > columns > 2 * hang else text, flush=True)
+    return fitted(text, columns, hang) if sys.stdout.isatty() and width(text) > columns > 2 * hang else text
+
+
+def say(text: str = "", hang: int = 16) -> None:
+    """Print at once, folded."""
+    progress.clear()
+    print(folded(text, hang), flush=True)
 
 
 def header(rows: list[tuple[str, str]]) -> None:

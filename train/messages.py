@@ -70,7 +70,7 @@ TEXTS: dict[str, dict[str, str]] = {
     "text": {"en": "text   {prompt} | {text}", "zh": "文本  {prompt} | {text}"},
     "instructions": {"en": "instructions  {items:.1%} of {count} followed, {rules:.1%} of their rules",
                      "zh": "指令  {count} 条中遵循 {items:.1%}，规则满足 {rules:.1%}"},
-    "safety": {"en": "safety  {items} items: {failed} failed, {unclear} unclear (neither refusal nor help), {empty} empty",
+    "safety": {"en": "safety  {items} items: {failed} failed, {unclear} unclear (no refusal, no help), {empty} empty",
                "zh": "安全  {items} 题：{failed} 题未通过，{unclear} 题不明（既未拒绝也未帮助），{empty} 题为空"},
     # The summary.
     "done": {"en": "done: {steps} of {total} steps; trained {seconds}, start-up {compiling}",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from train import processes
+from train.console import folded
 from train.rank_log import set_aside
 
 ROLLED_BACK = 5  # a health rule ended the run; it is to be started again, and goes on from a checkpoint before
@@ -107,7 +108,7 @@ class _Signals:
 
 
 class _Tail:
-    """Copies what a worker writes to our standard output."""
+    """Copies what a worker writes to our standard output; to a terminal in lines that fit it, of which a worker knows nothing."""
 
     def __init__(self, path: Path):
         self.path, self.file, self.over = path, None, False
@@ -125,8 +126,12 @@ class _Tail:
 
     def _write(self) -> None:
         if self.file and (data := self.file.read()):
+            data = NOISE.sub(b"", data)
+            if sys.stdout.isatty():
+                lines = data.decode(errors="surrogateescape").split("\n")
+                data = "\n".join(map(folded, lines)).encode(errors="surrogateescape")
             try:
-                sys.stdout.buffer.write(NOISE.sub(b"", data))
+                sys.stdout.buffer.write(data)
                 sys.stdout.flush()
             except BrokenPipeError:  # nobody reads any more; the log has it
                 self.copy = lambda: None

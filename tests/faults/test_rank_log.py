@@ -1,9 +1,11 @@
 """A rank's log is bounded, never overwritten, and read through while it is set aside."""
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from train import console
 from train.rank_log import set_aside
 from train.workers import _Tail
 
@@ -56,6 +58,20 @@ def test_a_log_that_grows_is_cut_into_parts_and_loses_nothing(tmp_path, capfdbin
     assert "RuntimeError: the end" in log.read_text()  # the newest part
     copied = capfdbinary.readouterr().out.decode()
     assert [int(line.split()[1]) for line in copied.splitlines() if line.startswith("line")] == lines
+
+
+def test_long_lines_are_folded_on_a_terminal_alone(tmp_path, monkeypatch, capfdbinary):
+    log = tmp_path / "rank_0.log"
+    said = ("         note  " + " word" * 30 + "\n         文本\n").encode() + b"\xff\xe8\xaf"  # half a character
+    log.write_bytes(said)
+    _Tail(log).copy()
+    assert capfdbinary.readouterr().out == said
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(console.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+    _Tail(log).copy()
+    shown = capfdbinary.readouterr().out
+    assert max(map(len, shown.split(b"\n"))) <= 80 and shown.split() == said.split()
+    assert shown.split(b"\n")[1].startswith(b" " * 16 + b"word") and shown.endswith(b"\xff\xe8\xaf")
 
 
 def test_the_oldest_parts_go_when_all_together_are_too_large(tmp_path):
