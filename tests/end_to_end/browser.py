@@ -2,6 +2,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,11 @@ TEXT = """(() => { const parts = []; const walk = node => {
 COUNT = """(selector => { let count = 0; const walk = root => { count += root.querySelectorAll(selector).length;
   root.querySelectorAll("*").forEach(node => { if (node.shadowRoot) walk(node.shadowRoot); }); };
   walk(document); return count; })"""
+# [left, top, right, bottom] of all elements of a selector, in the page.
+BOX = """(selector => { const boxes = [...document.querySelectorAll(selector)].map(node => node.getBoundingClientRect());
+  return boxes.length ? [Math.min(...boxes.map(b => b.left)), Math.min(...boxes.map(b => b.top)) + scrollY,
+                         Math.max(...boxes.map(b => b.right)), Math.max(...boxes.map(b => b.bottom)) + scrollY] : null; })"""
+ANSWER = 60.0  # seconds that the browser may take for one command
 
 
 def installed() -> str | None:
@@ -35,10 +41,14 @@ def installed() -> str | None:
 
 
 class Browser:
-    """One page; to be used in a `with` block. Raises RuntimeError with what the browser says of a mistake."""
+    """One page; to be used in a `with` block. Raises RuntimeError with what the browser says of a mistake.
 
-    def __init__(self, width: int, height: int):
-        self.size, self.number, self.buffer = (width, height), 0, b""
+    Args:
+        width, height: of the window, in the page's pixels; a picture has `scale` times as many.
+    """
+
+    def __init__(self, width: int, height: int, scale: float = 1.0):
+        self.size, self.scale, self.number, self.buffer, self.url = (width, height), scale, 0, b"", "about:blank"
 
     def __enter__(self) -> "Browser":
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -53,7 +63,8 @@ class Browser:
         os.close(back)
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.ask("Emulation.setDeviceMetricsOverride", width=self.size[0], height=self.size[1], deviceScaleFactor=1, mobile=False)
+        self.ask("Emulation.setDeviceMetricsOverride", width=self.size[0], height=self.size[1], deviceScaleFactor=self.scale,
+                 mobile=False)
         return self
 
     def __exit__(self, *_) -> None:
@@ -64,14 +75,17 @@ class Browser:
         self.profile.cleanup()
 
     def ask(self, method: str, **params) -> dict:
-        """One command, and its answer."""
+        """One command, and its answer. Raises TimeoutError where none comes, as of a page that has crashed."""
         self.number += 1
         request = {"id": self.number, "method": method, "params": params}
         if session := getattr(self, "session", None):
             request["sessionId"] = session
         os.write(self.out, json.dumps(request).encode() + b"\0")
+        end = time.monotonic() + ANSWER
         while True:
             while b"\0" not in self.buffer:
+                if not select.select([self.source], [], [], max(0.0, end - time.monotonic()))[0]:
+                    raise TimeoutError(f"{self.url}: the browser does not answer {method} within {ANSWER:.0f} s")
                 if not (more := os.read(self.source, 1 << 20)):
                     raise RuntimeError("the browser ended")
                 self.buffer += more
@@ -84,6 +98,7 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Go there."""
+        self.url = url
         self.ask("Page.navigate", url="about:blank")  # or a change of the part after # alone loads nothing
         self.ask("Page.navigate", url=url)
 
@@ -108,10 +123,16 @@ class Browser:
             if not missing:
                 return found
             if time.monotonic() > end:
-                raise TimeoutError(f"not on the page: {', '.join(missing)}; there is: {found[:2000]}")
+                raise TimeoutError(f"{self.url}: not on the page: {', '.join(missing)}; there is: {found[:2000]}")
             time.sleep(0.5)
 
-    def shoot(self, out: Path, whole: bool = False) -> None:
-        """A PNG of the window, or of the whole page."""
-        found = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        out.write_bytes(base64.b64decode(found["data"]))
+    def shoot(self, out: Path, selector: str | None = None, margin: int = 0) -> None:
+        """A PNG of the window, or of what all elements of a selector take, wherever in the page. Raises LookupError."""
+        clip = {}
+        if selector:
+            if not (box := self.value(f"{BOX}({json.dumps(selector)})")):
+                raise LookupError(f"{self.url}: no {selector} on the page")
+            left, top, right, bottom = box
+            clip = {"clip": {"x": max(0, left - margin), "y": max(0, top - margin), "width": right - left + 2 * margin,
+                             "height": bottom - top + 2 * margin, "scale": 1}, "captureBeyondViewport": True}
+        out.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png", **clip)["data"]))

@@ -1,6 +1,11 @@
-"""The README's pictures, from a real run, by headless Chromium; and whether the pages show what they should.
+"""The README's pictures, from real runs, by headless Chromium; and whether the pages show what they should.
 
-    python tests/end_to_end/screenshots.py runs/smoke .github/images
+    bash run_scripts/run_distributed.sh
+    bash run_scripts/run_standalone.sh --set run.name=profiled profile.enabled=true
+    python tests/end_to_end/screenshots.py runs/smoke runs/profiled .github/images
+
+One line and exit code 1 where a page lacks something: which page, and what. The plan of 128 cards is compiled for its picture,
+which takes minutes.
 """
 import html
 import json
@@ -18,10 +23,15 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.end_to_end.browser import Browser, installed  # noqa: E402
-from train import report  # noqa: E402
+from train import profile_report, report  # noqa: E402
+from train.console import fitted  # noqa: E402
 from train.dashboards import LAYOUT  # noqa: E402
 
-PAGE = """<meta charset="utf-8"><style>body{{margin:0;background:#1e1e2e}}pre{{margin:16px;color:#cdd6f4;
+WIDTH, COLUMNS, SHADES = 1200, 80, 128  # pixels of a picture, characters of a terminal, colours that a picture needs
+SCALARS = "train%2F(loss%24%7Cgrad%7Clearning)%7Cvalid_all"  # train/(loss$|grad|learning)|valid_all
+PREFLIGHT = "python -m train.preflight --config run_scripts/configs/gpt_13b.yaml"
+PAGE = """<meta charset="utf-8"><style>body{{margin:0;background:#1e1e2e}}
+pre{{margin:0;padding:16px;width:max-content;color:#cdd6f4;
 font:14px/1.35 "DejaVu Sans Mono","Noto Sans Mono CJK SC",monospace}}</style><pre>{}</pre>"""
 
 
@@ -29,27 +39,47 @@ class Missing(Exception):
     """What a page should show, and does not."""
 
 
+def smaller(out: Path) -> None:
+    """As few bytes as the colours of a page need."""
+    from PIL import Image  # TensorBoard brings it
+    Image.open(out).convert("RGB").quantize(SHADES, dither=Image.Dither.NONE).save(out, optimize=True)
+
+
+def terminal(lines: list[str], out: Path, columns: int = COLUMNS) -> None:
+    """Lines as a terminal of so many columns shows them."""
+    text = "\n".join(fitted(line, columns, 16) for line in lines)
+    with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file, \
+            Browser(WIDTH, 900, scale=1.5) as browser:
+        file.write(PAGE.format(html.escape(text)))
+        file.flush()
+        browser.open(f"file://{file.name}")
+        browser.wait_for(lines[-1][-20:])
+        browser.shoot(out, "pre")
+    smaller(out)
+
+
 def console(run: Path, out: Path) -> None:
     """What rank 0 printed, its middle left out."""
     lines = (run / "logs" / "rank_0.log").read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if not line.startswith("[")]
     if len(lines) > 60:
-        lines = lines[:22] + ["", " " * 8 + "...", ""] + lines[-22:]
+        lines = lines[:22] + ["", " " * 8 + "...", ""] + lines[-26:]
     # Paths as they read when the command is given in the project's folder.
     lines = [re.sub(rf"'?(\S*/)?{re.escape(run.resolve().parents[1].name)}/([\w/]+)'?", r"\2", line) for line in lines]
-    lines = ["$ bash run_scripts/run_distributed.sh", *lines]
-    with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file, \
-            Browser(1000, 32 + 19 * len(lines)) as browser:
-        file.write(PAGE.format(html.escape("\n".join(lines))))
-        file.flush()
-        browser.open(f"file://{file.name}")
-        browser.wait_for("run_distributed.sh")
-        browser.shoot(out)
+    terminal(["$ bash run_scripts/run_distributed.sh", *lines], out)
+
+
+def preflight(out: Path) -> None:
+    """A plan for a cluster, compiled and audited, without the lines that tell of each compiled rank."""
+    done = subprocess.run([sys.executable, *PREFLIGHT.split()[1:]], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise Missing(f"{PREFLIGHT}: exit code {done.returncode}: {done.stderr}")
+    terminal([f"$ {PREFLIGHT}", *(line for line in done.stdout.splitlines() if not line.startswith("compiled "))], out, 100)
 
 
 @contextmanager
 def server(run: Path):
-    """TensorBoard over a run's folder of runs, as long as the block lasts: its address."""
+    """TensorBoard over a run's folder of runs, as long as the block lasts: its address. Raises Missing."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -57,14 +87,17 @@ def server(run: Path):
                                cwd=run.resolve().parents[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}/"
     try:
+        wanted = f"{run.name}/tensorboard"
         for _ in range(120):
             try:
-                runs = urllib.request.urlopen(f"{address}data/runs", timeout=1).read()
-                if len(json.loads(runs)):  # it reads the events in the background
+                runs = json.loads(urllib.request.urlopen(f"{address}data/runs", timeout=1).read())
+                if wanted in runs:  # it reads the events in the background
                     break
             except OSError:
-                pass
+                runs = []
             time.sleep(0.5)
+        else:
+            raise Missing(f"TensorBoard: {wanted} is not among its runs after 60 s; there are {', '.join(runs) or 'none'}")
         yield address
     finally:
         process.terminate()
@@ -80,13 +113,21 @@ def wait_for_curves(browser: Browser, selector: str, least: int, where: str) -> 
     raise Missing(f"{where}: {found} curves are drawn, not {least}")
 
 
-def tensorboard(run: Path, out: Path | None) -> None:
-    """Check the pages of a run that has all tiers; a picture of its charts goes to `out`. Raises Missing, TimeoutError."""
+def tags(address: str, run: Path) -> set[str]:
+    """Of the scalars that TensorBoard has of a run."""
+    found = json.loads(urllib.request.urlopen(f"{address}data/plugin/scalars/tags", timeout=60).read())
+    return set(found.get(f"{run.name}/tensorboard", {}))
+
+
+def tensorboard(run: Path, scalars: Path, layout: Path) -> None:
+    """Check the pages of a run that has all tiers, with pictures of SCALARS and CUSTOM SCALARS. Raises Missing, TimeoutError."""
     texts = [found["deep"]["samples"]["texts"] for path in sorted((run / "eval").glob("step_*.json"))
              if "deep" in (found := json.loads(path.read_text(encoding="utf-8")))]
     words = [max(one["prompt"].split(), key=len) for one in texts[-1]]  # as Markdown shows them: not what it takes for marks
-    charts = [title for category in LAYOUT.values() for title in category]
-    with server(run) as address, Browser(1440, 780) as browser:
+    with server(run) as address, Browser(WIDTH, 760) as browser:
+        known = tags(address, run)
+        charts = [title for category in LAYOUT.values() for title, patterns in category.items()
+                  if any(re.match(pattern, tag) for pattern in patterns for tag in known)]
         browser.open(f"{address}#timeseries")
         browser.wait_for("/loss_mean")
         wait_for_curves(browser, "scalar-card line-chart canvas, scalar-card line-chart svg", 6, "TIME SERIES")
@@ -94,18 +135,23 @@ def tensorboard(run: Path, out: Path | None) -> None:
         browser.wait_for("samples/text_summary", *dict.fromkeys(words))
         browser.open(f"{address}#text&tagFilter=about")
         browser.wait_for("Mean over the tokens of a step's batch")
+        browser.open(f"{address}#scalars&_smoothingWeight=0&tagFilter={SCALARS}")
+        browser.wait_for("valid_all/perplexity", "train/grad_norm")
+        wait_for_curves(browser, "vz-line-chart2 path.line", 6, "SCALARS")
+        browser.shoot(scalars)
         browser.open(f"{address}#custom_scalars&_smoothingWeight=0")
         browser.wait_for(*LAYOUT, *charts[:4])
         wait_for_curves(browser, "path.line", len(charts), "CUSTOM SCALARS")
-        if out:
-            browser.shoot(out)
+        browser.shoot(layout)
+    smaller(scalars)
+    smaller(layout)
 
 
-def page(run: Path, out: Path | None) -> None:
-    """The run's report.html: what it says, its curves, and that it fits paper; its beginning goes to `out`."""
+def page(run: Path, beginning: Path, evaluation: Path) -> None:
+    """The run's report.html: what it says, its curves, and that it fits paper; pictures of its beginning and its evaluation."""
     if report.main([str(run)]):
         raise Missing(f"{run}: no report")
-    with Browser(1000, 1100) as browser:
+    with Browser(1000, 1100, scale=1.25) as browser:
         browser.open((run / report.FILE).resolve().as_uri())
         browser.wait_for(f"Run {run.resolve().name}", "Gradient norm", "Held-out text", "Texts at step", "Configuration")
         wait_for_curves(browser, "svg path.line", 5, report.FILE)
@@ -113,14 +159,41 @@ def page(run: Path, out: Path | None) -> None:
             raise Missing(f"{report.FILE} is {wide} pixels wide in a window of 1000")
         if not browser.ask("Page.printToPDF")["data"]:
             raise Missing(f"{report.FILE} cannot be printed")
-        if out:
-            browser.shoot(out)
+        browser.shoot(beginning, "h1, #curves figure:nth-of-type(-n+2)", 20)
+        browser.shoot(evaluation, "#evaluation > h2, #evaluation > h3, #evaluation > table, #evaluation > figure", 20)
+    smaller(beginning)
+    smaller(evaluation)
+
+
+def verdict(run: Path, out: Path) -> None:
+    """The verdict on a run's profile: what it says, without the curve of memory."""
+    if profile_report.main([str(run)]):
+        raise Missing(f"{run}: no verdict")
+    newest = max(run.glob("profile/step_*/verdict.html"), key=lambda path: path.stat().st_mtime)
+    with Browser(960, 1000, scale=1.25) as browser:
+        browser.open(newest.resolve().as_uri())
+        browser.wait_for(f"Profile of {run.resolve().name}", "computation", "Bottleneck", "Operators that cost most")
+        browser.shoot(out, "body > *", 20)
+    smaller(out)
+
+
+def main(run: Path, profiled: Path, target: Path) -> int:
+    """All of them. Returns the exit code."""
+    try:
+        console(run, target / "console.png")
+        tensorboard(run, target / "scalars.png", target / "tensorboard.png")
+        page(run, target / "report.png", target / "evaluation.png")
+        verdict(profiled, target / "profile.png")
+        preflight(target / "preflight.png")
+        return 0
+    except (Missing, LookupError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
     if not installed():
         sys.exit("no Chromium here: apt install chromium")
-    run_folder, target = Path(sys.argv[1]), Path(sys.argv[2])
-    console(run_folder, target / "console.png")
-    tensorboard(run_folder, target / "tensorboard.png")
-    page(run_folder, target / "report.png")
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    sys.exit(main(*map(Path, sys.argv[1:])))
