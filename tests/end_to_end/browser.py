@@ -32,7 +32,7 @@ COUNT = """(selector => { let count = 0; const walk = root => { count += root.qu
 BOX = """(selector => { const boxes = [...document.querySelectorAll(selector)].map(node => node.getBoundingClientRect());
   return boxes.length ? [Math.min(...boxes.map(b => b.left)), Math.min(...boxes.map(b => b.top)) + scrollY,
                          Math.max(...boxes.map(b => b.right)), Math.max(...boxes.map(b => b.bottom)) + scrollY] : null; })"""
-ANSWER = 60.0  # seconds that the browser may take for one command
+ANSWER = 60  # seconds that the browser may take for one command; counted, so that a machine that was halted meanwhile is no fault
 
 
 def installed() -> str | None:
@@ -81,11 +81,10 @@ class Browser:
         if session := getattr(self, "session", None):
             request["sessionId"] = session
         os.write(self.out, json.dumps(request).encode() + b"\0")
-        end = time.monotonic() + ANSWER
         while True:
             while b"\0" not in self.buffer:
-                if not select.select([self.source], [], [], max(0.0, end - time.monotonic()))[0]:
-                    raise TimeoutError(f"{self.url}: the browser does not answer {method} within {ANSWER:.0f} s")
+                if not any(select.select([self.source], [], [], 1.0)[0] for _ in range(ANSWER)):
+                    raise TimeoutError(f"{self.url}: the browser does not answer {method} within {ANSWER} s")
                 if not (more := os.read(self.source, 1 << 20)):
                     raise RuntimeError("the browser ended")
                 self.buffer += more
@@ -114,17 +113,14 @@ class Browser:
         """Elements."""
         return self.value(f"{COUNT}({json.dumps(selector)})") or 0
 
-    def wait_for(self, *texts: str, seconds: float = 120.0) -> str:
-        """Until all of these stand on the page. Returns its text; raises TimeoutError that names what is missing."""
-        end = time.monotonic() + seconds
-        while True:
+    def wait_for(self, *texts: str, seconds: int = 120) -> str:
+        """Until all of these stand on the page. Returns its text; raises TimeoutError that names the page and what is missing."""
+        for _ in range(2 * seconds):
             found = self.text()
-            missing = [text for text in texts if text not in found]
-            if not missing:
+            if not (missing := [text for text in texts if text not in found]):
                 return found
-            if time.monotonic() > end:
-                raise TimeoutError(f"{self.url}: not on the page: {', '.join(missing)}; there is: {found[:2000]}")
             time.sleep(0.5)
+        raise TimeoutError(f"{self.url}: not on the page: {', '.join(missing)}; there is: {found[:2000]}")
 
     def shoot(self, out: Path, selector: str | None = None, margin: int = 0) -> None:
         """A PNG of the window, or of what all elements of a selector take, wherever in the page. Raises LookupError."""

@@ -49,7 +49,7 @@ def terminal(lines: list[str], out: Path, columns: int = COLUMNS) -> None:
     """Lines as a terminal of so many columns shows them."""
     text = "\n".join(fitted(line, columns, 16) for line in lines)
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file, \
-            Browser(WIDTH, 900, scale=1.5) as browser:
+            Browser(WIDTH, 900, scale=1.25) as browser:
         file.write(PAGE.format(html.escape(text)))
         file.flush()
         browser.open(f"file://{file.name}")
@@ -63,7 +63,7 @@ def console(run: Path, out: Path) -> None:
     lines = (run / "logs" / "rank_0.log").read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if not line.startswith("[")]
     if len(lines) > 60:
-        lines = lines[:22] + ["", " " * 8 + "...", ""] + lines[-26:]
+        lines = lines[:18] + ["", " " * 8 + "...", ""] + lines[-23:]
     # Paths as they read when the command is given in the project's folder.
     lines = [re.sub(rf"'?(\S*/)?{re.escape(run.resolve().parents[1].name)}/([\w/]+)'?", r"\2", line) for line in lines]
     terminal(["$ bash run_scripts/run_distributed.sh", *lines], out)
@@ -160,7 +160,7 @@ def page(run: Path, beginning: Path, evaluation: Path) -> None:
         if not browser.ask("Page.printToPDF")["data"]:
             raise Missing(f"{report.FILE} cannot be printed")
         browser.shoot(beginning, "h1, #curves figure:nth-of-type(-n+2)", 20)
-        browser.shoot(evaluation, "#evaluation > h2, #evaluation > h3, #evaluation > table, #evaluation > figure", 20)
+        browser.shoot(evaluation, "#evaluation > h2, #evaluation > .side", 20)
     smaller(beginning)
     smaller(evaluation)
 

@@ -2,13 +2,16 @@
 from html import escape
 
 from train.profiling.figures import PARTS
+from train.profiling.memory import fragmented
 from train.tensorboard import TensorBoard
 
 COLOURS = {"computation": "#2a7f62", "communication": "#c8553d", "data": "#e0a458", "host": "#8d99ae"}
+LABELLED = 0.08  # share of the bar from which on its part has room for its name
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}
+h1{font-size:1.7rem}h2{font-size:1.2rem;margin-top:1.8rem}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .8em;border-bottom:1px solid #ddd;text-align:left}
-.bar{display:flex;height:1.6em;border-radius:4px;overflow:hidden}.bar div{color:#fff;font-size:12px;padding-left:.4em;
-white-space:nowrap;overflow:hidden}.sign{padding:.6em 1em;border-left:4px solid #2a7f62;background:#f2f6f4}"""
+.bar{display:flex;height:1.6em;border-radius:4px;overflow:hidden}.bar div{color:#fff;font-size:12px;line-height:2em;
+text-indent:.4em;white-space:nowrap;overflow:hidden}.sign{padding:.6em 1em;border-left:4px solid #2a7f62;background:#f2f6f4}"""
 
 
 def _share(value: float | None) -> str:
@@ -23,6 +26,7 @@ def summary(found: dict) -> list[tuple[str, str]]:
     """(name, figure) of what is told first."""
     memory, window = found["memory"], found["memory"]["window"] or {}
     leak = {None: "not known, too few steps", True: "grows: a leak", False: "no leak"}[memory["leak"]]
+    small = window and not fragmented(window)
     slow = found["stragglers"]
     where = f"rank{'s' * (len(found['ranks']) > 1)} {_spans(found['ranks'])} of {found['world_size']}, {found['device']}"
     return [("profiled", f"steps {_spans(found['steps'])} on {where}"),
@@ -31,8 +35,8 @@ def summary(found: dict) -> list[tuple[str, str]]:
             ("tokens", _figure(found["tokens_per_second"], "a second")),
             ("model FLOPs", _figure(found["model_flops_per_second"], "TFLOP/s", 1e12)),
             ("MFU", _share(found["mfu"]) if found["mfu"] is not None else f"- ({found['mfu_why']})"),
-            ("memory", f"{leak}; {_figure(memory['slope_bytes_per_step'], 'KiB a step', 1024)}, fragmentation "
-                       f"{_share(window.get('fragmentation'))}"),
+            ("memory", f"{leak} ({_figure(memory['slope_bytes_per_step'], 'KiB a step', 1024)}); fragmentation "
+                       f"{_share(window.get('fragmentation'))}{' (of no concern)' if small else ''}"),
             ("stragglers", "one rank alone was profiled" if slow is None else ", ".join(
                 f"rank {one['rank']} ({one['times']:.2f} times, by its {one['part']})" for one in slow["slow"]) or "none")]
 
@@ -69,7 +73,7 @@ def markdown(found: dict) -> str:
     lines = [f"# Profile of {found['run']}, {found['window']}", ""]
     if found["shares"]:
         lines += [f"**{' : '.join(PARTS)} = {found['ratio']}** (7 : 2 : 1 or better is good)", "",
-                  f"Bottleneck: **{found['bottleneck']['name']}**. {found['bottleneck']['why']}.", "",
+                  f"Bottleneck: **{found['bottleneck']['name']}** ({found['bottleneck']['why']}).", "",
                   f"{found['utilisation']['text']}.", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {figure} |" for name, figure in summary(found)), ""]
     for title, header, rows in tables(found):
@@ -96,11 +100,9 @@ def body(found: dict, level: int = 2) -> str:
     """What stands under the page's title, or in a section of another page, with headings of this level."""
     parts = []
     if shares := found["shares"]:
-        bar = "".join(f'<div style="width:{100 * shares[part]:.2f}%;background:{COLOURS[part]}">{part} {shares[part]:.1%}</div>'
-                      for part in PARTS)
-        parts += [f"<div class=bar>{bar}</div>",
+        parts += [bar(shares, COLOURS),
                   f"<p><b>{' : '.join(PARTS)} = {escape(found['ratio'])}</b> (7 : 2 : 1 or better is good)",
-                  f"<p>Bottleneck: <b>{escape(found['bottleneck']['name'])}</b>. {escape(found['bottleneck']['why'])}.",
+                  f"<p>Bottleneck: <b>{escape(found['bottleneck']['name'])}</b> ({escape(found['bottleneck']['why'])}).",
                   f"<p class=sign>{escape(found['utilisation']['text'])}."]
     parts += [table([], [list(line) for line in summary(found)]), _curve(found["memory"]["curve"], level)]
     for title, header, rows in tables(found):
@@ -113,6 +115,14 @@ def body(found: dict, level: int = 2) -> str:
         items = "".join(f"<li>{escape(problem)}</li>" for problem in found["problems"])
         parts.append(f"<h{level}>Not used</h{level}><ul>{items}</ul>")
     return "\n".join(parts)
+
+
+def bar(shares: dict[str, float], colours: dict[str, str]) -> str:
+    """A whole in its parts, by their colours; the names of small ones show under the pointer alone."""
+    told = {part: f"{part} {shares[part]:.1%}" for part in colours}
+    return '<div class="bar">' + "".join(
+        f'<div style="width:{100 * shares[part]:.2f}%;background:{colour}" title="{told[part]}">'
+        f'{told[part] if shares[part] >= LABELLED else ""}</div>' for part, colour in colours.items()) + "</div>"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -129,7 +139,8 @@ def _curve(points: list[tuple[int, float]], level: int) -> str:
     first, last = points[0][0], points[-1][0]
     line = " ".join(f"{600 * (step - first) / (last - first):.1f},{110 - 100 * held / top:.1f}" for step, held in points)
     return (f"<h{level}>Memory over steps {first} to {last}, at most {top / 2**20:,.0f} MiB</h{level}>"
-            f'<svg viewBox="0 0 600 112" width="100%"><polyline fill="none" stroke="#2a7f62" points="{line}"/></svg>')
+            f'<svg viewBox="0 0 600 112" width="100%"><polygon fill="#e3efe9" points="0,110 {line} 600,110"/>'
+            f'<polyline fill="none" stroke="#2a7f62" points="{line}"/></svg>')
 
 
 def to_tensorboard(found: dict, board: TensorBoard) -> None:

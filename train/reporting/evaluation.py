@@ -1,6 +1,7 @@
 """The evaluation's part of a run's page: text per corpus, tasks, and texts that the model wrote."""
 from html import escape
 
+from train.dashboards import told
 from train.profiling.pages import table
 from train.reporting.curves import number
 from train.reporting.pictures import COLOURS, Line, figure, picture
@@ -15,7 +16,8 @@ LONGEST = 2000        # characters of a text
 
 def section(run: Run) -> str:
     """HTML; "" if nothing was evaluated."""
-    return "\n".join(filter(None, (text(run), tasks(run), deep(run), samples(run))))
+    side = "".join(f"<div>{part}</div>" for part in (tasks(run), deep(run)) if part)
+    return "\n".join(filter(None, (text(run), side and f'<div class="side">{side}</div>', over_time(run), samples(run))))
 
 
 def text(run: Run) -> str:
@@ -64,23 +66,25 @@ def _share(value: object) -> str:
 
 def tasks(run: Run) -> str:
     """What likelihood decides."""
-    rows, lines = [], []
+    rows = []
     for name, task in list(run.tasks.items())[:TABLE]:
         s = task.scores
         rows.append([name, _share(headline(s)), _share(s["baseline"]), f"{s['questions']:,}", f"{task.curve.high:.1%}"
                      if task.curve.count else "-"])
-        lines.append(Line(name, task.curve))
-    if not rows:
-        return ""
-    return "<h3>Tasks</h3>" + table(["task", "right", "by guessing", "questions", "highest"], rows) \
-        + picture("Tasks", "share that is right", lines[:LINES])
+    return "<h3>Tasks</h3>" + table(["task", "right", "by guessing", "questions", "highest"], rows) if rows else ""
+
+
+def over_time(run: Run) -> str:
+    """The tasks' curves, where they were asked more than once."""
+    lines = [Line(name, task.curve) for name, task in [*run.tasks.items()][:LINES]]
+    return picture("Tasks", "share that is right", lines) if any(line.curve.count > 1 for line in lines) else ""
 
 
 def deep(run: Run) -> str:
     """Scores of what the model wrote, in the evaluations that are shown."""
     if not run.deep:
         return ""
-    rows = [[key.replace("_", " "), *(_figure(found["samples"].get(key)) for _, found in run.deep)] for key in SAMPLE_SCORES]
+    rows = [[told(f"samples/{key}")[0], *(_figure(found["samples"].get(key)) for _, found in run.deep)] for key in SAMPLE_SCORES]
     if any("instructions" in found for _, found in run.deep):
         rows.append(["instructions followed", *(_share(found.get("instructions", {}).get("all", {}).get("item_accuracy"))
                                                 for _, found in run.deep)])

@@ -17,8 +17,9 @@ background:#fff;max-width:56rem;margin:2rem auto;padding:0 1.2rem}
 h1{font-size:1.7rem;margin:0}h2{font-size:1.2rem;margin:2.4rem 0 .6rem;padding-bottom:.2rem;border-bottom:1px solid #ddd}
 h3{font-size:1rem;margin:1.4rem 0 .3rem}
 .state{color:#555;margin:.2rem 0 1rem}.note{color:#555}
-.figures{display:flex;flex-wrap:wrap;gap:.6rem}.figures div{flex:1 1 8.5rem;border:1px solid #ddd;border-radius:6px;
-padding:.5rem .8rem}.figures b{display:block;font-size:1.25rem;font-weight:600}.figures span{color:#555;font-size:.85rem}
+.figures{display:grid;grid-template-columns:repeat(auto-fill,minmax(11rem,1fr));gap:.6rem}
+.figures div{border:1px solid #ddd;border-radius:6px;padding:.5rem .8rem}.side{display:flex;flex-wrap:wrap;column-gap:3rem}
+.figures b{display:block;font-size:1.25rem;font-weight:600}.figures span{color:#555;font-size:.85rem}
 nav a{margin-right:1rem}a{color:#1f6f8b}
 figure{margin:1rem 0;break-inside:avoid}figcaption{color:#555}figcaption b{color:#222}
 svg{display:block;width:100%;height:auto}svg text{font-size:11px;fill:#555}
@@ -31,7 +32,7 @@ table{border-collapse:collapse;margin:.6rem 0;width:auto;max-width:100%}td,th{pa
 border-bottom:1px solid #e6e6e6;text-align:left;vertical-align:top;overflow-wrap:break-word}th{color:#555;font-weight:600}
 tr{break-inside:avoid}
 .bar{display:flex;height:1.7em;border-radius:4px;overflow:hidden;print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.bar div{color:#fff;font-size:12px;line-height:2.2em;padding-left:.4em;white-space:nowrap;overflow:hidden;box-sizing:border-box}
+.bar div{color:#fff;font-size:12px;line-height:2.2em;text-indent:.4em;white-space:nowrap;overflow:hidden}
 .sign{padding:.5rem .9rem;border-left:4px solid #2a7f62;background:#f3f6f5}
 blockquote{margin:.5rem 0;padding:.3rem .9rem;border-left:3px solid #ccc;white-space:pre-wrap;overflow-wrap:anywhere;
 break-inside:avoid}blockquote b{color:#555;font-weight:600}
@@ -113,7 +114,7 @@ def figures(run: Run) -> str:
     if report.get("peak_memory_bytes"):
         found.append((f"{report['peak_memory_bytes'] / 2**30:.2f} GiB", "of memory at most, on each rank"))
     if events := sum(run.rules.values()):
-        found.append((f"{events:,}", "events of health rules"))
+        found.append((f"{events:,}", "event of a health rule" if events == 1 else "events of health rules"))
     return '<div class="figures">' + "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
                                              for value, what in found) + "</div>\n"
 
@@ -182,9 +183,8 @@ def time(run: Run) -> str:
         shares = {"waiting for data": report["data_wait_fraction"], "evaluation": report["eval_time_fraction"],
                   "health": report["health_time_fraction"], "checkpoints": report["checkpoint_time_fraction"]}
         shares = {"training": max(0.0, 1.0 - sum(shares.values())), **shares}
-        parts += ['<div class="bar">' + "".join(
-            f'<div style="width:{100 * shares[name]:.2f}%;background:{colour}">{name} {shares[name]:.1%}</div>'
-            for name, colour in PARTS.items()) + "</div>",
+        parts += [
+            pages.bar(shares, PARTS),
             pages.table(["part", "share"], [[name, f"{share:.2%}"] for name, share in shares.items()]),
             f"<p>The last start: {duration(report['train_seconds'])} after {report['compile_seconds']:.0f} s of compiling.</p>"]
     if run.step_seconds:

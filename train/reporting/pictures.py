@@ -91,7 +91,7 @@ class Axes:
 
     def drawn(self) -> str:
         """Grid and labels."""
-        parts = []
+        parts = [f'<text x="{LEFT - 6}" y="{HEIGHT - 8}" text-anchor="end">step</text>']
         for tick in self.ticks:
             y = self.y(tick)
             parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
