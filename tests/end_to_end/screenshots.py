@@ -18,6 +18,7 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -28,7 +29,7 @@ from train.console import fitted  # noqa: E402
 from train.dashboards import LAYOUT  # noqa: E402
 
 WIDTH, COLUMNS, SHADES = 1200, 80, 128  # pixels of a picture, characters of a terminal, colours that a picture needs
-SCALARS = "train%2F(loss%24%7Cgrad%7Clearning)%7Cvalid_all"  # train/(loss$|grad|learning)|valid_all
+SCALARS = quote("train/(loss$|grad|learning)|valid_all/(loss|perp|acc)", safe="")
 PREFLIGHT = "python -m train.preflight --config run_scripts/configs/gpt_13b.yaml"
 PAGE = """<meta charset="utf-8"><style>body{{margin:0;background:#1e1e2e}}
 pre{{margin:0;padding:16px;width:max-content;color:#cdd6f4;
@@ -79,12 +80,15 @@ def preflight(out: Path) -> None:
 
 @contextmanager
 def server(run: Path):
-    """TensorBoard over a run's folder of runs, as long as the block lasts: its address. Raises Missing."""
+    """TensorBoard over a run, alone in a folder `runs`, as long as the block lasts: its address. Raises Missing."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", run.parent.name, "--port", str(port)],
-                               cwd=run.resolve().parents[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folder = tempfile.TemporaryDirectory()
+    (Path(folder.name) / "runs").mkdir()
+    (Path(folder.name) / "runs" / run.name).symlink_to(run.resolve())
+    process = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", "runs", "--port", str(port)],
+                               cwd=folder.name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}/"
     try:
         wanted = f"{run.name}/tensorboard"
@@ -102,6 +106,7 @@ def server(run: Path):
     finally:
         process.terminate()
         process.wait()
+        folder.cleanup()
 
 
 def wait_for_curves(browser: Browser, selector: str, least: int, where: str) -> None:
@@ -128,8 +133,8 @@ def tensorboard(run: Path, scalars: Path, layout: Path) -> None:
         known = tags(address, run)
         charts = [title for category in LAYOUT.values() for title, patterns in category.items()
                   if any(re.match(pattern, tag) for pattern in patterns for tag in known)]
-        browser.open(f"{address}#timeseries")
-        browser.wait_for("/loss_mean")
+        browser.open(f"{address}?tagFilter={SCALARS}#timeseries")  # unasked it opens the first two groups alone
+        browser.wait_for("grad_norm", "perplexity")
         wait_for_curves(browser, "scalar-card line-chart canvas, scalar-card line-chart svg", 6, "TIME SERIES")
         browser.open(f"{address}#text&tagFilter=samples")
         browser.wait_for("samples/text_summary", *dict.fromkeys(words))
