@@ -110,6 +110,13 @@ def test_a_whole_run(made):
     assert "Not used" not in found.text
 
 
+def test_what_was_asked_once_has_figures_and_no_chart(made):
+    assert "share that is right" in shown(made).text
+    (made / "eval" / "step_00000020.json").unlink()
+    found = shown(made).text
+    assert "share that is right" not in found and "by guessing" in found and "30.0%" in found
+
+
 def test_it_needs_nothing_else_and_runs_nothing(made):
     text = page(reading.read(made))
     found = Strict(text)
