@@ -59,23 +59,27 @@ def terminal(lines: list[str], out: Path, columns: int = COLUMNS) -> None:
     smaller(out)
 
 
+def ends(lines: list[str], first: int, last: int) -> list[str]:
+    """Without the middle, if there are many more."""
+    return lines if len(lines) < first + last + 4 else [*lines[:first], "", " " * 8 + "...", "", *lines[-last:]]
+
+
 def console(run: Path, out: Path) -> None:
-    """What rank 0 printed, its middle left out."""
+    """What rank 0 printed."""
     lines = (run / "logs" / "rank_0.log").read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if not line.startswith("[")]
-    if len(lines) > 60:
-        lines = lines[:18] + ["", " " * 8 + "...", ""] + lines[-23:]
     # Paths as they read when the command is given in the project's folder.
     lines = [re.sub(rf"'?(\S*/)?{re.escape(run.resolve().parents[1].name)}/([\w/]+)'?", r"\2", line) for line in lines]
-    terminal(["$ bash run_scripts/run_distributed.sh", *lines], out)
+    terminal(["$ bash run_scripts/run_distributed.sh", *ends(lines, 18, 23)], out)
 
 
 def preflight(out: Path) -> None:
-    """A plan for a cluster, compiled and audited, without the lines that tell of each compiled rank."""
+    """A plan for a cluster, compiled and audited; without the lines that tell of each compiled rank, and what the others send."""
     done = subprocess.run([sys.executable, *PREFLIGHT.split()[1:]], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise Missing(f"{PREFLIGHT}: exit code {done.returncode}: {done.stderr}")
-    terminal([f"$ {PREFLIGHT}", *(line for line in done.stdout.splitlines() if not line.startswith("compiled "))], out, 100)
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("compiled ")]
+    terminal([f"$ {PREFLIGHT}", *ends(lines, 22, 4)], out, 100)
 
 
 @contextmanager
