@@ -54,7 +54,7 @@ def terminal(lines: list[str], out: Path, columns: int = COLUMNS) -> None:
         file.write(PAGE.format(html.escape(text)))
         file.flush()
         browser.open(f"file://{file.name}")
-        browser.wait_for(lines[-1][-20:])
+        browser.wait_for(lines[-1].split()[-1])
         browser.shoot(out, "pre")
     smaller(out)
 
@@ -133,13 +133,13 @@ def tensorboard(run: Path, scalars: Path, layout: Path) -> None:
     texts = [found["deep"]["samples"]["texts"] for path in sorted((run / "eval").glob("step_*.json"))
              if "deep" in (found := json.loads(path.read_text(encoding="utf-8")))]
     words = [max(one["prompt"].split(), key=len) for one in texts[-1]]  # as Markdown shows them: not what it takes for marks
-    with server(run) as address, Browser(WIDTH, 760) as browser:
+    with server(run) as address, Browser(WIDTH, 1600) as high, Browser(WIDTH, 760) as browser:
         known = tags(address, run)
         charts = [title for category in LAYOUT.values() for title, patterns in category.items()
                   if any(re.match(pattern, tag) for pattern in patterns for tag in known)]
-        browser.open(f"{address}?tagFilter={SCALARS}#timeseries")  # unasked it opens the first two groups alone
-        browser.wait_for("grad_norm", "perplexity")
-        wait_for_curves(browser, "scalar-card line-chart canvas, scalar-card line-chart svg", 6, "TIME SERIES")
+        high.open(f"{address}?tagFilter={SCALARS}#timeseries")  # it opens the first groups, and draws what is in view
+        high.wait_for("Tags matching filter", "grad_norm", "perplexity")
+        wait_for_curves(high, "scalar-card line-chart canvas, scalar-card line-chart svg", 6, "TIME SERIES")
         browser.open(f"{address}#text&tagFilter=samples")
         browser.wait_for("samples/text_summary", *dict.fromkeys(words))
         browser.open(f"{address}#text&tagFilter=about")
