@@ -139,7 +139,8 @@ def _curve(points: list[tuple[int, float]], level: int) -> str:
     first, last = points[0][0], points[-1][0]
     line = " ".join(f"{600 * (step - first) / (last - first):.1f},{110 - 100 * held / top:.1f}" for step, held in points)
     return (f"<h{level}>Memory over steps {first} to {last}, at most {top / 2**20:,.0f} MiB</h{level}>"
-            f'<svg viewBox="0 0 600 112" width="100%" height="80" preserveAspectRatio="none"><polygon fill="#e3efe9" points="0,110 {line} 600,110"/>'
+            '<svg viewBox="0 0 600 112" width="100%" preserveAspectRatio="none" style="height:5em">'
+            f'<polygon fill="#e3efe9" points="0,110 {line} 600,110"/>'
             f'<polyline fill="none" stroke="#2a7f62" points="{line}"/></svg>')
 
 
