@@ -83,6 +83,10 @@ def test_distributed(shell):
                     "python -m ckpt import-hf smoke-hf smoke-weights"):
         shell(command)
     assert (shell.folder / "smoke-hf" / "config.json").exists()
+    assert shell("\n".join(commands("ckpt/README.md"))).endswith("the same tensors, state and config\n")
+    example, = re.findall(r"```python\n(.*?)```", (ROOT / "ckpt" / "README.md").read_text(encoding="utf-8"), re.S)
+    (shell.folder / "example.py").write_text(example, encoding="utf-8")
+    assert shell("python example.py") == "4 32 (2000, 128)\n"
     assert "written to runs/smoke/report.html" in shell("python -m train.report runs/smoke")
     out = shell("python -m eval --checkpoint runs/smoke" + " --set eval.deep.safety=true")
     assert "step 4" in out and "perplexity" in out and "safety" in out
