@@ -1,6 +1,6 @@
 """Predict step time, MFU and weak scaling of a config on clusters of several sizes; nothing is compiled.
 
-    python -m train.weak_scaling --config run_scripts/configs/gpt_1b3.yaml --set precision.level=O2
+    python -m train.weak_scaling --config run_scripts/configs/gpt_1b3.yaml
     python -m train.weak_scaling --config run_scripts/configs/gpt_13b.yaml --cards 64,128,256 --best --report scaling.json
 
 The cluster is `parallel.topology`. Each card has the same work everywhere, that of train.global_batch_size in the config.

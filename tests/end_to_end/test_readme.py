@@ -144,7 +144,7 @@ def test_parallel_plans(shell):
     assert "every rank agrees with one card" in out
     out = shell(here("python -m train.preflight --config run_scripts/configs/gpt_13b.yaml --world-size 128 --advise"))
     assert "plans fit" in out and "without tensor parallelism" in out
-    out = shell(here("python -m train.weak_scaling --config run_scripts/configs/gpt_1b3.yaml --set precision.level=O2"))
+    out = shell(here("python -m train.weak_scaling --config run_scripts/configs/gpt_1b3.yaml"))
     assert "cluster (parallel.topology)" in out and "1024 x 1 x 1" in out
 
 

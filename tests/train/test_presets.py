@@ -70,7 +70,7 @@ def read(text: str) -> dict:
 
 
 @each_preset
-@pytest.mark.parametrize("precision", [[], ["precision.level=O2", "precision.dtype=bfloat16"]], ids=["float32", "O2"])
+@pytest.mark.parametrize("precision", [[], ["precision.level=O0"], ["precision.level=O2"]], ids=["own", "O0", "O2"])
 def test_the_plan_of_each_preset_can_be_and_fits(name, precision):
     """Preflight without compiling: every rule of the plan, every stage's memory by the closed form, the model's size."""
     world_size, parameters = PRESETS[name]
