@@ -29,7 +29,7 @@ from train.console import fitted  # noqa: E402
 from train.dashboards import LAYOUT  # noqa: E402
 
 WIDTH, COLUMNS, SHADES = 1200, 80, 128  # pixels of a picture, characters of a terminal, colours that a picture needs
-SCALARS = quote("train/(loss$|grad|learning)|valid_all/(loss|perp|acc)", safe="")
+SCALARS = "train/(loss$|grad|learning)|valid_all/(loss|perp|acc)"
 PREFLIGHT = "python -m train.preflight --config run_scripts/configs/gpt_13b.yaml"
 PAGE = """<meta charset="utf-8"><style>body{{margin:0;background:#1e1e2e}}
 pre{{margin:0;padding:16px;width:max-content;color:#cdd6f4;
@@ -137,16 +137,17 @@ def tensorboard(run: Path, scalars: Path, layout: Path) -> None:
         known = tags(address, run)
         charts = [title for category in LAYOUT.values() for title, patterns in category.items()
                   if any(re.match(pattern, tag) for pattern in patterns for tag in known)]
-        high.open(f"{address}?tagFilter={SCALARS}#timeseries")  # it opens the first groups, and draws what is in view
-        high.wait_for("Tags matching filter", "grad_norm", "perplexity")
-        wait_for_curves(high, "scalar-card line-chart canvas, scalar-card line-chart svg", 6, "TIME SERIES")
+        cards = sum(bool(re.search(SCALARS, tag)) for tag in known)
+        high.open(f"{address}?tagFilter={quote(SCALARS, safe='')}#timeseries")  # it draws the cards that are in view
+        high.wait_for("Tags matching filter", f"{cards} cards", "grad_norm")
+        wait_for_curves(high, "scalar-card line-chart canvas, scalar-card line-chart svg", 4, "TIME SERIES")
         browser.open(f"{address}#text&tagFilter=samples")
         browser.wait_for("samples/text_summary", *dict.fromkeys(words))
         browser.open(f"{address}#text&tagFilter=about")
         browser.wait_for("Mean over the tokens of a step's batch")
-        browser.open(f"{address}#scalars&_smoothingWeight=0&tagFilter={SCALARS}")
+        browser.open(f"{address}#scalars&_smoothingWeight=0&tagFilter={quote(SCALARS, safe='')}")
         browser.wait_for("valid_all/perplexity", "train/grad_norm")
-        wait_for_curves(browser, "vz-line-chart2 path.line", 6, "SCALARS")
+        wait_for_curves(browser, "path.line", cards, "SCALARS")
         browser.shoot(scalars)
         browser.open(f"{address}#custom_scalars&_smoothingWeight=0")
         browser.wait_for(*LAYOUT, *charts[:4])
