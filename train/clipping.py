@@ -28,6 +28,7 @@ class Clip(nn.Cell):
         by = config.clip_by if config.clip_norm is not None else None
         self.by_norm, self.by_each, self.threshold, self.count = by == "global_norm", config.clips_each, config.clip_norm, count
         self.limit = config.clip_norm if by == "value" else 0.0
+        self.doublings = tuple(range((count - 1).bit_length()))
         self.sqrt, self.minimum, self.unstack = ops.Sqrt(), ops.Minimum(), ops.Unstack()
 
     def construct(self, norm, squares, unscale):
@@ -37,4 +38,7 @@ class Clip(nn.Cell):
         factor = unscale
         if self.by_norm:
             factor = unscale * self.minimum(self.threshold / (norm + 1e-6), 1.0)
-        return (factor,) * self.count
+        factors = (factor,)
+        for _ in self.doublings:  # tuple * number is a call in a call for each place, and MindSpore refuses 1,000 of them
+            factors = factors + factors
+        return factors[:self.count]

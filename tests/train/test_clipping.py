@@ -12,6 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from model.config import LossScaleConfig
 from parallel.mesh import Mesh
+from train.clipping import Clip
 from train.config import TrainConfig
 from train.gradients import LocalGradients
 from train.step import TrainStep
@@ -78,3 +79,8 @@ def test_one_infinite_gradient_skips_the_step(mode, batch):
     assert np.abs(before["a"]).min() > 0 and np.abs(before["moment1.b"]).min() > 0
     assert run(step, [1, 1]) == (pytest.approx(np.sqrt(25.09), rel=1e-6), False)
 
+
+@pytest.mark.parametrize("count", [1, 2, 7, 600])  # 600: 37 blocks of GPT-2
+def test_every_parameter_gets_the_factor_also_of_a_deep_model(count):
+    factors = Clip(TrainConfig(clip_norm=1.0), count)(Tensor(4.0), Tensor([0.0]), Tensor(0.5))
+    assert len(factors) == count and {float(f) for f in factors} == {float(np.float32(0.5) * np.float32(1.0 / 4.000001))}
