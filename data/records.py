@@ -18,11 +18,12 @@ from data.packing import SampleSet
 from data.tokenizer import EOS_ID, PAD_ID
 from parallel.files import sha256
 
-# MindRecord reserves 16 MiB for a header and writes pages of 32 MiB: 50 MB for a file of one sample. Files of less text than
-# this get a header of 256 KiB and pages of 1 MiB, or of at least four samples.
+# MindRecord reserves 16 MiB for a header, also for a file of one sample. Files of less text than this get a header of 256 KiB.
 SMALL_FILE = 64 << 20
 # A process costs seconds to start, as it imports MindSpore; each further one has to have this much to write.
 BYTES_PER_PROCESS = 64 << 20
+
+
 @dataclass(frozen=True)
 class Job:
     """One MindRecord file to write."""
@@ -51,7 +52,9 @@ class Job:
         length = self.samples.seq_length + 1
         if self.size < SMALL_FILE:
             writer.set_header_size(256 << 10)
-            writer.set_page_size(max(1 << 20, 1 << (16 * length).bit_length()))
+        # A page of 1 MiB, of at least four samples, and of so much that the header has room for a list of all. While the index is
+        # made some 60 bytes of memory are taken for each byte of a page: 2 GB for MindRecord's own 32 MiB.
+        writer.set_page_size(1 << max(20, (16 * length).bit_length(), (self.size >> 14).bit_length()))
         writer.add_schema({"tokens": {"type": "int32", "shape": [length]}, "sample_id": {"type": "int64"}}, "samples")
         number = self.start
         for block in self.samples.blocks(self.start, self.stop):
