@@ -11,6 +11,7 @@ from parallel.cost.memory import budget, peak
 from parallel.cost.sizes import Plan, Sizes
 from parallel.errors import UserError
 from parallel.mesh import Mesh
+from parallel.rules import compiles
 
 TIE = 0.01  # plans whose rates differ by less count as equally fast: the model is not better than that
 RECOMPUTE = ("none", "selective", "full")
@@ -41,6 +42,8 @@ def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: Topolog
             if plan.mesh.sequence_parallel and micro * sizes.seq % plan.mesh.tp:
                 continue
             plan = replace(plan, micro_batch_size=micro, num_micro_batches=share // micro)
+            if not compiles(plan):
+                continue
             need[plan] = peak(sizes, plan)
             if need[plan] > limit:
                 break  # larger ones need more

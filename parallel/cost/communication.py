@@ -123,7 +123,10 @@ def _gradients(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     for p, count in stage_kinds(sizes, plan, stage):
         size, group = math.prod(p.tp_shape(plan)) * plan.weight_bytes, "dp x tp" if p.tp_axis is None else "dp"
         if p.sharded(plan):
-            traffic += [Traffic("AllGather", group, count, size, p.name, "weights"),
+            # MindSpore gathers behind the cast to half; but norms compute in float32, and a table is gathered before it is sent.
+            wide = "norm" in p.name or p.name == "embedding.token" and stage > 0
+            gathered = size if wide else size // plan.weight_bytes * min(plan.weight_bytes, plan.activation_bytes)
+            traffic += [Traffic("AllGather", group, count, gathered, p.name, "weights"),
                         Traffic("ReduceScatter", group, count, size, f"gradient of {p.name}", "gradients")]
         elif p.name != "embedding.token" or stage == 0:  # the last stage's part goes to the first, to be summed there
             traffic.append(Traffic("AllReduce", group, count, size, f"gradient of {p.name}", "gradients"))

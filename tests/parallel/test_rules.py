@@ -18,6 +18,9 @@ def test_a_plan_that_divides_is_allowed():
     for tp, pp in product((1, 2, 3, 4, 6, 12), (1, 2, 3)):
         check(SIZES, replace(PLAN, mesh=Mesh(2, tp, pp), stage_layers=(6 // pp,) * pp))
     check(SIZES, replace(PLAN, mesh=Mesh(1, 1, 2), virtual_stages=3, stage_layers=(1,) * 6))
+    half = replace(PLAN, activation_bytes=2, optimizer_sharding=True)
+    check(SIZES, replace(half, mesh=Mesh(2), num_micro_batches=1))
+    check(SIZES, replace(half, mesh=Mesh(2, 1, 2), stage_layers=(3, 3)))
     check(SIZES, replace(PLAN, mesh=Mesh(1, 6, sequence_parallel=True)))
     check(SIZES, replace(PLAN, mesh=Mesh(1, 4, sequence_parallel=True), micro_batch_size=2))
 
@@ -31,6 +34,7 @@ def test_a_plan_that_divides_is_allowed():
     ({}, {"virtual_stages": 2}, "parallel.virtual_stages=2 interleaves pipeline stages, but parallel.pp=1: set it to 1"),
     ({}, {"mesh": Mesh(2, 1, 3), "num_micro_batches": 2}, r"num_micro_batches=2 is less than parallel.pp=3.*at least 3$"),
     ({}, {"mesh": Mesh(1, 1, 3), "virtual_stages": 2}, "num_micro_batches=4 must be a multiple of parallel.pp=3 where virtual"),
+    ({}, {"mesh": Mesh(2), "optimizer_sharding": True, "activation_bytes": 2}, "half precision with 4 micro-batches and no pipel"),
     ({}, {"mesh": Mesh(1, 4, sequence_parallel=True)}, r"tp=4 does not divide the 30 tokens .*\(1 x data.seq_length=30\)"),
 ])
 def test_what_does_not_fit_is_refused_in_one_line(sizes, plan, says):

@@ -90,6 +90,13 @@ def test_planted_faults_are_found_with_their_cells(faulty, plan_yaml, tmp_path, 
     assert named("data_parallel", "AllGather") == {"labels"}  # the first to read the tokens
 
 
+@pytest.mark.parametrize("mesh", [("parallel.pp=2", "train.micro_batch_size=4"), ("parallel.pp=1", "train.micro_batch_size=8")])
+def test_weights_that_are_split_are_gathered_in_half(cache, mesh, plan_yaml, capsys):
+    half = "precision.level=O2", "precision.dtype=bfloat16", "parallel.optimizer_sharding=true"
+    assert main(plan_yaml, "--set", *half, "parallel.optimizer_sharding_threshold_kb=1", "parallel.tp=1",
+                "parallel.stage_layers=auto", *mesh) == 0, capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("overrides", "says"), [
     # P1 of the reported faults: sizes that do not divide
     (["parallel.tp=8", "model.num_heads=12", "model.hidden_size=96"],
