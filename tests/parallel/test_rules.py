@@ -34,7 +34,7 @@ def test_a_plan_that_divides_is_allowed():
     ({}, {"virtual_stages": 2}, "parallel.virtual_stages=2 interleaves pipeline stages, but parallel.pp=1: set it to 1"),
     ({}, {"mesh": Mesh(2, 1, 3), "num_micro_batches": 2}, r"num_micro_batches=2 is less than parallel.pp=3.*at least 3$"),
     ({}, {"mesh": Mesh(1, 1, 3), "virtual_stages": 2}, "num_micro_batches=4 must be a multiple of parallel.pp=3 where virtual"),
-    ({}, {"mesh": Mesh(2), "optimizer_sharding": True, "activation_bytes": 2}, "half precision with 4 micro-batches and no pipel"),
+    ({}, {"mesh": Mesh(2), "optimizer_sharding": True, "activation_bytes": 2}, "half precision with 4 micro-batches and no"),
     ({}, {"mesh": Mesh(1, 4, sequence_parallel=True)}, r"tp=4 does not divide the 30 tokens .*\(1 x data.seq_length=30\)"),
 ])
 def test_what_does_not_fit_is_refused_in_one_line(sizes, plan, says):
