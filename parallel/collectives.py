@@ -14,6 +14,7 @@ class _Gather(nn.Cell):
         return self.all_gather(x)
 
 
+ROOM = 64  # numbers in the smallest message
 _GATHER: list[_Gather] = []
 
 
@@ -26,12 +27,9 @@ def gather(values) -> np.ndarray:
     values = np.atleast_1d(np.asarray(values, np.float64))
     if not is_distributed():
         return values[None]
-    if not _GATHER:
-        _GATHER.append(_Gather())
     high = values.astype(np.float32)
     low = np.subtract(values, high, out=np.zeros_like(values), where=np.isfinite(values)).astype(np.float32)
-    parts = _GATHER[0](Tensor(np.concatenate((high, low)))).asnumpy().astype(np.float64)
-    high, low = np.split(parts.reshape(-1, 2 * len(values)), 2, axis=1)
+    high, low = np.split(_gathered(np.concatenate((high, low))).astype(np.float64), 2, axis=1)
     return high + low
 
 
@@ -39,9 +37,17 @@ def gather_arrays(x: np.ndarray) -> np.ndarray:
     """float32 of the same shape on all ranks -> float32 [world_size, *shape] on every rank."""
     if not is_distributed():
         return x[None]
+    found = _gathered(x.reshape(-1))
+    return found.reshape(len(found), *x.shape)
+
+
+def _gathered(x: np.ndarray) -> np.ndarray:
+    """float32 [n] -> float32 [world_size, n]. Each length would be a graph to compile, which takes longer on CPU than the first
+    evaluation of a small model: so the message's length is the next power of two."""
     if not _GATHER:
         _GATHER.append(_Gather())
-    return _GATHER[0](Tensor(x[None])).asnumpy()
+    room = max(ROOM, 1 << (len(x) - 1).bit_length())
+    return _GATHER[0](Tensor(np.pad(x, (0, room - len(x))))).asnumpy().reshape(-1, room)[:, :len(x)]
 
 
 def barrier() -> None:
