@@ -162,7 +162,8 @@ def table(sizes: Sizes, plan: Plan, config: RunConfig, stages: dict[int, dict], 
             entry = totals.setdefault(f"{t['kind']} over {t['group']}", [0, 0])
             entry[0] += t["count"]
             entry[1] += t["count"] * t["bytes"]
-        lines += [f"{rank:6d} {n:6d} x {name}, {size / 1e6:,.3f} MB" for name, (n, size) in totals.items()]
+        lines += [f"{rank:6d} {n:6d} x {name}, " + (f"{size / 1e6:,.3f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB")
+                  for name, (n, size) in totals.items()]
     fullest, limit = max(s["memory"]["total"] for s in stages.values()), budget(topology)
     lines.append(f"memory {fullest / 1e9:.1f} GB on the fullest of these ranks, of {limit / 1e9:.1f} GB "
                  f"({topology.device_memory_gb:g} GB less a reserve){'' if fullest <= limit else ': DOES NOT FIT'}")

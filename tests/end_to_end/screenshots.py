@@ -133,22 +133,22 @@ def tensorboard(run: Path, scalars: Path, layout: Path) -> None:
     texts = [found["deep"]["samples"]["texts"] for path in sorted((run / "eval").glob("step_*.json"))
              if "deep" in (found := json.loads(path.read_text(encoding="utf-8")))]
     words = [max(one["prompt"].split(), key=len) for one in texts[-1]]  # as Markdown shows them: not what it takes for marks
-    with server(run) as address, Browser(WIDTH, 1600) as high, Browser(WIDTH, 760) as browser:
+    with server(run) as address, Browser(1440, 770) as wide, Browser(1040, 750, scale=1.15) as browser:
         known = tags(address, run)
         charts = [title for category in LAYOUT.values() for title, patterns in category.items()
                   if any(re.match(pattern, tag) for pattern in patterns for tag in known)]
         cards = sum(bool(re.search(SCALARS, tag)) for tag in known)
-        high.open(f"{address}?tagFilter={quote(SCALARS, safe='')}#timeseries")  # it draws the cards that are in view
-        high.wait_for("Tags matching filter", f"{cards} cards", "grad_norm")
-        wait_for_curves(high, "scalar-card line-chart canvas, scalar-card line-chart svg", 4, "TIME SERIES")
+        wide.open(f"{address}?tagFilter={quote(SCALARS, safe='')}#timeseries")  # it draws the cards that are in view
+        wide.wait_for("Tags matching filter", f"{cards} cards", "grad_norm")
+        wait_for_curves(wide, "scalar-card line-chart canvas, scalar-card line-chart svg", 4, "TIME SERIES")
         browser.open(f"{address}#text&tagFilter=samples")
         browser.wait_for("samples/text_summary", *dict.fromkeys(words))
         browser.open(f"{address}#text&tagFilter=about")
         browser.wait_for("Mean over the tokens of a step's batch")
-        browser.open(f"{address}#scalars&_smoothingWeight=0&tagFilter={quote(SCALARS, safe='')}")
-        browser.wait_for("valid_all/perplexity", "train/grad_norm")
-        wait_for_curves(browser, "path.line", cards, "SCALARS")
-        browser.shoot(scalars)
+        wide.open(f"{address}#scalars&_smoothingWeight=0&tagFilter={quote(SCALARS, safe='')}")
+        wide.wait_for("valid_all/perplexity", "train/grad_norm")
+        wait_for_curves(wide, "path.line", cards, "SCALARS")
+        wide.shoot(scalars)
         browser.open(f"{address}#custom_scalars&_smoothingWeight=0")
         browser.wait_for(*LAYOUT, *charts[:4])
         wait_for_curves(browser, "path.line", len(charts), "CUSTOM SCALARS")

@@ -19,7 +19,7 @@ h3{font-size:1rem;margin:1.4rem 0 .3rem}
 .state{color:#555;margin:.2rem 0 1rem}.note{color:#555}
 .figures{display:grid;grid-template-columns:repeat(auto-fill,minmax(11rem,1fr));gap:.6rem}
 .figures div{border:1px solid #ddd;border-radius:6px;padding:.5rem .8rem}
-.side{display:flex;flex-wrap:wrap;column-gap:2rem;font-size:.85rem}
+.side{display:flex;flex-wrap:wrap;column-gap:1.5rem;font-size:.8rem}.side td,.side th{padding-right:.5rem}
 .figures b{display:block;font-size:1.25rem;font-weight:600}.figures span{color:#555;font-size:.85rem}
 nav a{margin-right:1rem}a{color:#1f6f8b}
 figure{margin:1rem 0;break-inside:avoid}figcaption{color:#555}figcaption b{color:#222}
