@@ -70,7 +70,7 @@ def console(run: Path, out: Path) -> None:
     lines = [line for line in lines if not line.startswith("[")]
     # Paths as they read when the command is given in the project's folder.
     lines = [re.sub(rf"'?(\S*/)?{re.escape(run.resolve().parents[1].name)}/([\w/]+)'?", r"\2", line) for line in lines]
-    terminal(["$ bash run_scripts/run_distributed.sh", *ends(lines, 18, 23)], out)
+    terminal(["$ bash run_scripts/run_distributed.sh", *ends(lines, 17, 23)], out)
 
 
 def preflight(out: Path) -> None:
@@ -133,7 +133,7 @@ def tensorboard(run: Path, scalars: Path, layout: Path) -> None:
     texts = [found["deep"]["samples"]["texts"] for path in sorted((run / "eval").glob("step_*.json"))
              if "deep" in (found := json.loads(path.read_text(encoding="utf-8")))]
     words = [max(one["prompt"].split(), key=len) for one in texts[-1]]  # as Markdown shows them: not what it takes for marks
-    with server(run) as address, Browser(1440, 770) as wide, Browser(1040, 750, scale=1.15) as browser:
+    with server(run) as address, Browser(1440, 770) as wide, Browser(1150, 765) as browser:
         known = tags(address, run)
         charts = [title for category in LAYOUT.values() for title, patterns in category.items()
                   if any(re.match(pattern, tag) for pattern in patterns for tag in known)]
