@@ -207,15 +207,8 @@ def put(cell: nn.Cell, stage: int, segment: int | None) -> None:
         cell.pipeline_segment = segment
 
 
-class Head(nn.Cell):
+class Head(cpu.pure.Product):
     """Logits by the tied embedding: [rows, hidden], [table rows, hidden] -> [rows, table rows]."""
-
-    def __init__(self):
-        super().__init__()
-        self.matmul = ops.MatMul(transpose_b=True)
-
-    def construct(self, x, table):
-        return self.matmul(x, table)
 
     def shard(self, mesh: Mesh) -> None:
         """The vocabulary over tp: no rank holds a whole row of logits."""

@@ -39,7 +39,9 @@ def compiles(plan: Plan) -> bool:
     """Whether MindSpore 2.10 compiles it: behind a cast to half that all micro-batches share it does not know whose gather it is
     ("Cannot find micro info"). A pipeline's micro-batches have casts of their own.
     """
-    return not (plan.optimizer_sharding and plan.activation_bytes < 4 and plan.mesh.pp == 1 and plan.num_micro_batches > 1)
+    mesh = plan.mesh
+    split = plan.optimizer_sharding and mesh.dp * mesh.tp > 1
+    return not (split and plan.linear_bytes < 4 and mesh.pp == 1 and plan.num_micro_batches > 1)
 
 
 def _common(sizes: Sizes) -> str:

@@ -28,13 +28,14 @@ class Candidate:
 
 
 def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig, activation_bytes: int = 4,
-           weight_bytes: int = 4) -> list[Candidate]:
+           weight_bytes: int = 4, product_bytes: int | None = None) -> list[Candidate]:
     """All plans that fit the memory, the fastest first; among equally fast ones data parallel before tensor before pipeline.
 
     Searched: dp x tp x pp = devices with tp inside a node, every micro-batch size that divides, recompute, sequence parallelism,
     optimizer sharding; at least as many micro-batches as stages. Raises UserError where nothing is possible, or nothing fits.
     """
-    base = Plan(Mesh(1), 1, 1, (sizes.layers,), activation_bytes=activation_bytes, weight_bytes=weight_bytes)
+    base = Plan(Mesh(1), 1, 1, (sizes.layers,), activation_bytes=activation_bytes, weight_bytes=weight_bytes,
+                product_bytes=product_bytes)
     limit, need = budget(topology), {}
     for plan in _plans(base, sizes, devices, global_batch_size, topology):
         share = global_batch_size // plan.mesh.dp

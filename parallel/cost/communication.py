@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from parallel.cost.parameters import embedding, stage_kinds
+from parallel.cost.parameters import TABLE, Parameter, embedding, stage_kinds
 from parallel.cost.sizes import Plan, Sizes
 from parallel.mesh import Mesh
 
@@ -79,7 +79,7 @@ def _blocks(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     Sequence parallelism makes of each sum a ReduceScatter behind and an AllGather before (arXiv:2205.05198, section 4.2.2);
     the gathered input is kept for the weights' gradients. Recomputing repeats none of them.
     """
-    count, stream = 2 * plan.num_blocks(stage), plan.rows(sizes) * sizes.hidden * plan.activation_bytes
+    count, stream = 2 * plan.num_blocks(stage), plan.rows(sizes) * sizes.hidden * plan.linear_bytes
     if not plan.mesh.sequence_parallel:
         return [Traffic("AllReduce", "tp", count, stream, "outputs of attention and MLP"),
                 Traffic("AllReduce", "tp", count, stream, "gradients of these outputs")]
@@ -100,8 +100,9 @@ def _ends(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
                     for kind in (("ReduceScatter", "AllGather") if scattered else ("AllReduce",))]
     if stage == plan.mesh.pp - 1:
         if plan.mesh.sequence_parallel:
-            traffic += [Traffic("AllGather", "tp", 1, stream, "input of the head"),
-                        Traffic("ReduceScatter", "tp", 1, stream, "gradient of the head's input")]
+            taken = plan.rows(sizes) * sizes.hidden * plan.linear_bytes
+            traffic += [Traffic("AllGather", "tp", 1, taken, "input of the head"),
+                        Traffic("ReduceScatter", "tp", 1, taken, "gradient of the head's input")]
         traffic += [Traffic("AllReduce", "tp", 6, row, "largest logit, sum of exponentials, label's logit, and their gradients"),
                     Traffic("AllReduce", "dp", 2, 4, "sum of losses, number of tokens")]
     return traffic
@@ -123,14 +124,22 @@ def _gradients(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
     for p, count in stage_kinds(sizes, plan, stage):
         size, group = math.prod(p.tp_shape(plan)) * plan.weight_bytes, "dp x tp" if p.tp_axis is None else "dp"
         if p.sharded(plan):
-            # MindSpore gathers behind the cast to half; but norms compute in float32, and a table is gathered before it is sent.
-            wide = "norm" in p.name or p.name == "embedding.token" and stage > 0
-            gathered = size if wide else size // plan.weight_bytes * min(plan.weight_bytes, plan.activation_bytes)
-            traffic += [Traffic("AllGather", group, count, gathered, p.name, "weights"),
+            taken = size // plan.weight_bytes * _gathered(p, plan, stage)
+            traffic += [Traffic("AllGather", group, count, taken, p.name, "weights"),
                         Traffic("ReduceScatter", group, count, size, f"gradient of {p.name}", "gradients")]
         elif p.name != "embedding.token" or stage == 0:  # the last stage's part goes to the first, to be summed there
             traffic.append(Traffic("AllReduce", group, count, size, f"gradient of {p.name}", "gradients"))
     return traffic
+
+
+def _gathered(p: Parameter, plan: Plan, stage: int) -> int:
+    """Bytes of an element of a parameter as it is gathered: MindSpore does so behind the cast to half, where there is one.
+
+    Norms compute in float32, and the token table is gathered before it is sent to the last stage.
+    """
+    if "norm" in p.name or p.name == TABLE and stage > 0:
+        return plan.weight_bytes
+    return min(plan.weight_bytes, plan.activation_bytes if p.name.startswith("embedding.") else plan.linear_bytes)
 
 
 def _tied(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:

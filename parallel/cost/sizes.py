@@ -75,6 +75,7 @@ class Plan:
     optimizer: str = "adamw"  # or adafactor, whose moments of matrices are one row and one column
     clips_each: bool = False  # each gradient by its own norm, which all ranks add up
     weight_bytes: int = 4  # of one element of the weights and gradients; below 4 the optimizer keeps a float32 master as well
+    product_bytes: int | None = None  # of one element that a linear layer takes or gives; None: activation_bytes
     always_parcels: bool = False  # fusion_mb counts with micro-batches too: not in MindSpore 2.10, see estimate.fused
 
     def blocks(self, stage: int) -> list[int]:
@@ -111,6 +112,11 @@ class Plan:
         """The same without what parameters do not depend on: a key under which plans share what is worked out for it."""
         return replace(self, mesh=replace(self.mesh, sequence_parallel=False), micro_batch_size=0, num_micro_batches=0,
                        recompute="none", recompute_layers=None)
+
+    @property
+    def linear_bytes(self) -> int:
+        """Of one element that a linear layer computes with: at O1 these are half alone."""
+        return self.product_bytes or self.activation_bytes
 
     def rows(self, sizes: Sizes) -> int:
         """Tokens of one micro-batch on one data-parallel rank."""

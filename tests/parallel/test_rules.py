@@ -19,6 +19,7 @@ def test_a_plan_that_divides_is_allowed():
         check(SIZES, replace(PLAN, mesh=Mesh(2, tp, pp), stage_layers=(6 // pp,) * pp))
     check(SIZES, replace(PLAN, mesh=Mesh(1, 1, 2), virtual_stages=3, stage_layers=(1,) * 6))
     half = replace(PLAN, activation_bytes=2, optimizer_sharding=True)
+    check(SIZES, half)
     check(SIZES, replace(half, mesh=Mesh(2), num_micro_batches=1))
     check(SIZES, replace(half, mesh=Mesh(2, 1, 2), stage_layers=(3, 3)))
     check(SIZES, replace(PLAN, mesh=Mesh(1, 6, sequence_parallel=True)))

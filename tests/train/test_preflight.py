@@ -90,11 +90,15 @@ def test_planted_faults_are_found_with_their_cells(faulty, plan_yaml, tmp_path, 
     assert named("data_parallel", "AllGather") == {"labels"}  # the first to read the tokens
 
 
-@pytest.mark.parametrize("mesh", [("parallel.pp=2", "train.micro_batch_size=4"), ("parallel.pp=1", "train.micro_batch_size=8")])
-def test_weights_that_are_split_are_gathered_in_half(cache, mesh, plan_yaml, capsys):
-    half = "precision.level=O2", "precision.dtype=bfloat16", "parallel.optimizer_sharding=true"
-    assert main(plan_yaml, "--set", *half, "parallel.optimizer_sharding_threshold_kb=1", "parallel.tp=1",
-                "parallel.stage_layers=auto", "model.vocab_multiple=4", *mesh) == 0, capsys.readouterr().out
+@pytest.mark.parametrize(("level", "mesh"), [
+    ("O2", ["parallel.tp=1", "train.micro_batch_size=4"]),
+    ("O2", ["parallel.tp=2", "parallel.pp=1", "train.micro_batch_size=8"]),
+    ("O1", ["parallel.tp=2", "parallel.sequence_parallel=true", "train.micro_batch_size=4"]),
+])
+def test_what_computes_in_half_travels_in_half(cache, level, mesh, plan_yaml, capsys):
+    assert main(plan_yaml, "--set", f"precision.level={level}", "precision.dtype=bfloat16", "parallel.optimizer_sharding=true",
+                "parallel.optimizer_sharding_threshold_kb=1", "parallel.stage_layers=auto", "model.vocab_multiple=4",
+                *mesh) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("overrides", "says"), [
