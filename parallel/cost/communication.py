@@ -127,7 +127,8 @@ def _gradients(sizes: Sizes, plan: Plan, stage: int) -> list[Traffic]:
             taken = size // plan.weight_bytes * _gathered(p, plan, stage)
             traffic += [Traffic("AllGather", group, count, taken, p.name, "weights"),
                         Traffic("ReduceScatter", group, count, size, f"gradient of {p.name}", "gradients")]
-        elif p.name != "embedding.token" or stage == 0:  # the last stage's part goes to the first, to be summed there
+        # The last stage's part goes to the first, to be summed there; where others are sharded MindSpore sums it here as well.
+        elif p.name != TABLE or stage == 0 or plan.optimizer_sharding:
             traffic.append(Traffic("AllReduce", group, count, size, f"gradient of {p.name}", "gradients"))
     return traffic
 
