@@ -83,7 +83,8 @@ def test_distributed(shell):
                     "python -m ckpt import-hf smoke-hf smoke-weights"):
         shell(command)
     assert (shell.folder / "smoke-hf" / "config.json").exists()
-    assert shell("\n".join(commands("ckpt/README.md"))).endswith("the same tensors, state and config\n")
+    assert "whole: whole\n" in shell("\n".join(commands("ckpt/README.md")))
+    assert shell("python -m ckpt diff runs/smoke/checkpoints whole || true") == "state: mesh.dp 2 -> 1\n"
     example, = re.findall(r"```python\n(.*?)```", (ROOT / "ckpt" / "README.md").read_text(encoding="utf-8"), re.S)
     (shell.folder / "example.py").write_text(example, encoding="utf-8")
     assert shell("python example.py") == "4 32 (2000, 128)\n"
