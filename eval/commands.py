@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
     one = commands.add_parser("compare", help="two runs, or two reports, metric by metric")
     one.add_argument("a", type=Path, help="a run's folder, one of its checkpoints, or one report")
     one.add_argument("b", type=Path, help="what is held against it")
+    one.add_argument("--all", action="store_true", help="every figure, also those that are equal, with why one has no interval")
     one.add_argument("--plot", type=Path, metavar="PNG", help="draw every metric over both runs (needs the extra `plot`)")
     one.add_argument("--report", type=Path, metavar="FILE", help="write the comparison as JSON")
     one = commands.add_parser("export-human", help="a sheet with the samples of reports, for people to rate")
@@ -49,7 +50,7 @@ def run_compare(options: argparse.Namespace) -> None:
         if path and (path.is_dir() or not path.parent.is_dir()):
             raise UserError(f"{name} {path}: give a file in a folder that exists")
     found = compare(options.a, options.b)
-    print(found.text())
+    print(found.text(everything=options.all))
     if options.plot:
         runs = [(path, series(path)) for path in runs]
         plot(runs[0][1], runs[1][1], options.plot, (options.a.name, options.b.name))

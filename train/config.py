@@ -145,18 +145,20 @@ class RunConfig(Section):
         if self.ckpt.init_partial and not self.ckpt.init_from:
             raise ValueError("ckpt.init_partial=true needs ckpt.init_from, the checkpoint to take tensors from")
         if t.warmup_steps > t.total_steps:
-            raise ValueError(f"train.warmup_steps={t.warmup_steps} exceeds train.total_steps={t.total_steps}")
+            raise ValueError(f"train.warmup_steps={t.warmup_steps} exceeds train.total_steps={t.total_steps}: "
+                             "lower the one or raise the other")
         parameters = all_parameters(model_sizes(m.model_dump(), 1, m.seq_length))
         check_patterns("train.groups", [g.pattern for g in t.groups], [p.name for p in parameters])
         check_patterns("model.init", [rule.pattern for rule in m.init], [p.name for p in parameters])
         for p in parameters:
             m.check_init(p.name, p.shape)
         if t.min_lr > t.lr:
-            raise ValueError(f"train.min_lr={t.min_lr} exceeds train.lr={t.lr}")
+            raise ValueError(f"train.min_lr={t.min_lr} exceeds train.lr={t.lr}: lower the one or raise the other")
         if not all(0.0 <= b < 1.0 for b in t.betas):
             raise ValueError(f"train.betas={list(t.betas)}: each must be at least 0 and below 1")
         if t.stop_at_step is not None and t.stop_at_step > t.total_steps:
-            raise ValueError(f"train.stop_at_step={t.stop_at_step} exceeds train.total_steps={t.total_steps}")
+            raise ValueError(f"train.stop_at_step={t.stop_at_step} exceeds train.total_steps={t.total_steps}: "
+                             "lower it, or set null to run to the end")
         f = self.profile
         if f.enabled and (ends := f.skip_first + f.wait + f.warmup + f.active) > t.total_steps:
             raise ValueError(f"profile: its first window ends at step {ends} (skip_first + wait + warmup + active), the run at "
@@ -166,7 +168,7 @@ class RunConfig(Section):
             raise ValueError("precision.white_list and black_list need precision.level O1, O2 or O3: O0 is float32 everywhere")
         s = p.loss_scale
         if s.min > s.max:
-            raise ValueError(f"precision.loss_scale.min={s.min} exceeds max={s.max}")
+            raise ValueError(f"precision.loss_scale.min={s.min} exceeds max={s.max}: lower the one or raise the other")
         if not s.min <= s.initial <= s.max:
             raise ValueError(f"precision.loss_scale.initial={s.initial} must lie between min={s.min} and max={s.max}")
         return self

@@ -46,6 +46,7 @@ def generate(options: argparse.Namespace) -> None:
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.repetition_penalty)
     config, gpt, tokenizer = open_model(options.checkpoint, options.overrides)
+    print("the first token waits for the model to be compiled ...", file=sys.stderr, flush=True)
     writer = Writer(gpt, 1, config.model.seq_length, EOS_ID)
     for prompt in options.prompt if options.prompt is not None else asked():
         shown = Detokenizer(tokenizer.decode)

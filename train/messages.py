@@ -79,7 +79,7 @@ TEXTS: dict[str, dict[str, str]] = {
     "done.validation": {"en": "validation", "zh": "验证"},
     "done.validation.value": {
         "en": "loss {loss:.4f}, perplexity {perplexity:.1f}, accuracy {accuracy:.1%}{at}  (unigram {unigram:.0f})",
-        "zh": "损失 {loss:.4f}，困惑度 {perplexity:.1f}，准确率 {accuracy:.1%}{at}（一元模型 {unigram:.0f}）"},
+        "zh": "损失 {loss:.4f}，困惑度 {perplexity:.1f}，准确率 {accuracy:.1%}{at}（unigram {unigram:.0f}）"},
     "done.at": {"en": " at step {step}", "zh": "（第 {step} 步）"},
     "done.time": {"en": "time", "zh": "时间"},
     "done.time.value": {

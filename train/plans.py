@@ -24,18 +24,17 @@ def activation_bytes(config: RunConfig) -> int:
     return 2 if config.precision.level in ("O2", "O3") else 4
 
 
-def product_bytes(config: RunConfig) -> int:
-    """Of one element that a linear layer computes with."""
-    return 4 if config.precision.level == "O0" else 2
+def given(config: RunConfig) -> dict:
+    """What a Plan says besides section `parallel` and the batch: number formats, and the optimizer."""
+    return {"activation_bytes": activation_bytes(config), "product_bytes": 4 if config.precision.level == "O0" else 2,
+            "optimizer": config.train.optimizer, "clips_each": config.train.clips_each}
 
 
 def plan_of(config: RunConfig, mesh: Mesh, num_micro_batches: int) -> tuple[Sizes, Plan]:
     """Sizes and plan. Raises UserError where the model cannot be cut as the plan says."""
     sizes = sizes_of(config, mesh.tp)
     samples = config.train.global_batch_size // mesh.dp // num_micro_batches
-    plan = replace(make_plan(sizes, config.parallel, mesh, samples, num_micro_batches, activation_bytes(config),
-                             product_bytes=product_bytes(config)),
-                   optimizer=config.train.optimizer, clips_each=config.train.clips_each)
+    plan = make_plan(sizes, config.parallel, mesh, samples, num_micro_batches, **given(config))
     check(sizes, plan)
     return sizes, plan
 

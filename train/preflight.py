@@ -26,7 +26,7 @@ from parallel.files import replace_text
 from parallel.mesh import Mesh
 from train.config import RunConfig, load_config
 from train.console import say
-from train.plans import activation_bytes, kinds, plan_of, planned, product_bytes, resolved, sizes_of
+from train.plans import activation_bytes, given, kinds, plan_of, planned, resolved, sizes_of
 
 SHOWN = 5  # plans that --advise lists
 
@@ -184,7 +184,7 @@ def advice(config: RunConfig, args: argparse.Namespace) -> int:
         raise UserError("--advise: say for how many devices, --world-size N")
     sizes = sizes_of(resolved(config), 1)
     found = advise(sizes, args.world_size, config.train.global_batch_size, config.parallel.topology,
-                   activation_bytes(config), product_bytes=product_bytes(config))
+                   **given(config))
     for line in [describe(sizes), *cluster(config.parallel.topology, activation_bytes(config))]:
         say(line)
     say(f"{len(found)} plans fit; the best {min(SHOWN, len(found))}, by estimate:")

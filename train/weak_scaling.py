@@ -21,7 +21,7 @@ from parallel.errors import UserError
 from parallel.files import replace_text
 from train.config import RunConfig, load_config
 from train.console import say
-from train.plans import activation_bytes, plan_of, planned
+from train.plans import activation_bytes, given, plan_of, planned
 from train.preflight import cluster, describe
 
 CARDS = "8,64,256,1024"
@@ -53,7 +53,7 @@ def predict(config: RunConfig, args: argparse.Namespace) -> int:
     fusion_mb = config.parallel.fusion_mb
     if args.best:
         work = Fraction(config.train.global_batch_size, mesh.world_size)
-        found, refused = best_scaling(sizes, work, topology, cards, fusion_mb, size)
+        found, refused = best_scaling(sizes, work, topology, cards, fusion_mb, **given(config))
     else:
         found, refused = weak_scaling(sizes, plan, topology, cards, fusion_mb)
     if not found:

@@ -1,9 +1,9 @@
 """Two evaluations side by side: each figure's difference, how sure it is, and which side is better.
 
 An interval needs the values of the single items: a list "items" beside a figure, [{"id": ..., fields}], with the same ids on both
-sides; a group "all" without one takes those of the groups beside it. ITEM_FIELDS says which fields make a figure; another figure
-is the mean of the field of its own name. Items count only where they give the figure that the report states, so an interval is
-never that of something else.
+sides; a group "all" without one takes those of the groups beside it but "tasks", which are measures of their own. ITEM_FIELDS
+says which fields make a figure; another figure is the mean of the field of its own name. Items count only where they give the
+figure that the report states, so an interval is never that of something else.
 """
 import math
 from collections.abc import Callable
@@ -19,6 +19,8 @@ from parallel.errors import UserError
 
 # For fewer the intervals are too narrow (see eval.comparison.bootstrap).
 FEWEST_ITEMS = 10
+NAMED = 8  # of so many figures that one side alone has, each is named
+ALONE = "no interval: no per-item values"  # what "by the figure alone" says already
 
 
 def bits(nats: np.ndarray) -> np.ndarray:
@@ -94,15 +96,19 @@ class Comparison:
     rows: list[Row]
     notes: list[str]
 
-    def text(self) -> str:
-        """The table and the notes, to print."""
+    def text(self, everything: bool = False) -> str:
+        """The table and the notes, to print: the figures that differ and have a better and a worse, or everything."""
         table = [("metric", "A", "B", "B - A", f"{LEVEL:.0%} interval", "B is", "")]
-        for r in self.rows:
+        shown = [r for r in self.rows if everything or r.verdict and r.difference != 0]
+        for r in shown:
             interval = f"[{r.interval[0]:+.4g}, {r.interval[1]:+.4g}]" if r.interval else ""
+            note = r.note if everything else r.note.removeprefix(ALONE)
             table.append((r.metric, _number(r.a), _number(r.b), "" if r.difference is None else f"{r.difference:+.5g}", interval,
-                          r.verdict or "-", f"({r.note})" if r.note else ""))
+                          r.verdict or "-", f"({note})" if note else ""))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+        if more := len(self.rows) - len(shown):
+            lines.append(f"{more} more are equal or have no better: --all shows them")
         return "\n".join([*lines, "", *self.notes])
 
 
@@ -144,11 +150,16 @@ def compare(a: Path, b: Path, seed: int = 0) -> Comparison:
     rows = [_row(name, (of_a[name], of_b[name]), sides, seed) for name in names]
     notes = [f"{side.label}: {side.path} ({side.steps})" for side in sides]
     only = {"A": of_a.keys() - of_b, "B": of_b.keys() - of_a}
-    notes += [f"only in {label}: {', '.join(sorted(found))}" for label, found in only.items() if found]
+    notes += [f"only in {label}: {_listed(found)}" for label, found in only.items() if found]
     if count := sum(row.interval is not None for row in rows):
         notes.append(f"{count} intervals of {LEVEL:.0%}: by chance one in {1 / (1 - LEVEL):.0f} shows a difference that is none")
     notes += [f"{side.label}: {words}" for side in sides if side.path.is_dir() and (words := disagreement(series(side.path)))]
     return Comparison(rows, notes)
+
+
+def _listed(names: set[str]) -> str:
+    """Figures by name, or where they are many the groups that they are of."""
+    return ", ".join(sorted(names if len(names) <= NAMED else {name.rpartition("/")[0] or name for name in names}))
 
 
 def _side(label: str, path: Path) -> _Side:
@@ -216,7 +227,7 @@ def _items(side: _Side, groups: list[str]) -> dict[str, dict]:
 def _lists_below(side: _Side, groups: list[str]) -> dict[str, dict]:
     found = {}
     for name, value in side.group(groups).items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name != "tasks":
             inner = [*groups, name]
             found.update({f"{name}/{i}": item for i, item in {**_lists_below(side, inner), **_item_list(side, inner)}.items()})
     return found

@@ -27,15 +27,16 @@ class Candidate:
     why: tuple[str, ...] = ()
 
 
-def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig, activation_bytes: int = 4,
-           weight_bytes: int = 4, product_bytes: int | None = None) -> list[Candidate]:
+def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig, **given) -> list[Candidate]:
     """All plans that fit the memory, the fastest first; among equally fast ones data parallel before tensor before pipeline.
 
     Searched: dp x tp x pp = devices with tp inside a node, every micro-batch size that divides, recompute, sequence parallelism,
     optimizer sharding; at least as many micro-batches as stages. Raises UserError where nothing is possible, or nothing fits.
+
+    Args:
+        given: fields of Plan that are not searched: number formats, the optimizer.
     """
-    base = Plan(Mesh(1), 1, 1, (sizes.layers,), activation_bytes=activation_bytes, weight_bytes=weight_bytes,
-                product_bytes=product_bytes)
+    base = Plan(Mesh(1), 1, 1, (sizes.layers,), **given)
     limit, need = budget(topology), {}
     for plan in _plans(base, sizes, devices, global_batch_size, topology):
         share = global_batch_size // plan.mesh.dp
@@ -82,13 +83,15 @@ def _simplicity(c: Candidate) -> tuple:
 def _plans(base: Plan, sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig) -> Iterator[Plan]:
     """Every plan that the rules allow, without its micro-batches."""
     cut = math.gcd(sizes.heads, sizes.kv_heads or sizes.heads, sizes.vocab, sizes.ffn, topology.ranks_per_node, devices)
-    for tp in _divisors(cut):
+    whole = base.optimizer == "adafactor"  # its means are over whole matrices
+    for tp in [1] if whole else _divisors(cut):
         for pp in _divisors(devices // tp):
             dp = devices // tp // pp
             if pp > sizes.layers or global_batch_size % dp or global_batch_size // dp < pp:
                 continue
             layers = stage_layers(sizes, pp)
-            for recompute, sequence, sharding in product(RECOMPUTE, (False, True)[:1 + (tp > 1)], (False, True)[:1 + (dp > 1)]):
+            sequences, shardings = (False, True)[:1 + (tp > 1)], (False, True)[:1 + (dp > 1 and not whole)]
+            for recompute, sequence, sharding in product(RECOMPUTE, sequences, shardings):
                 yield replace(base, mesh=Mesh(dp, tp, pp, 0, sequence), recompute=recompute, stage_layers=layers,
                               optimizer_sharding=sharding)
 

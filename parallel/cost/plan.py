@@ -10,8 +10,12 @@ from parallel.mesh import Mesh
 
 
 def make_plan(sizes: Sizes, config: ParallelConfig, mesh: Mesh, micro_batch_size: int, num_micro_batches: int,
-              activation_bytes: int = 4, weight_bytes: int = 4, product_bytes: int | None = None) -> Plan:
-    """The plan that a config describes, with `auto` resolved. Raises UserError where its blocks do not fit the model's."""
+              **given) -> Plan:
+    """The plan that a config describes, with `auto` resolved. Raises UserError where its blocks do not fit the model's.
+
+    Args:
+        given: fields of Plan that no section `parallel` has: number formats, the optimizer.
+    """
     layers = stage_layers(sizes, config.pp, config.virtual_stages) if config.stage_layers == "auto" else config.stage_layers
     parts = config.pp * config.virtual_stages
     if len(layers) != parts or sum(layers) != sizes.layers:
@@ -22,6 +26,5 @@ def make_plan(sizes: Sizes, config: ParallelConfig, mesh: Mesh, micro_batch_size
         raise UserError(f"parallel.recompute_layers: block {max(recomputed)} does not exist, model.num_layers={sizes.layers} "
                         f"has 0 to {sizes.layers - 1}")
     plan = Plan(mesh, micro_batch_size, num_micro_batches, layers, config.virtual_stages, config.recompute, recomputed,
-                config.optimizer_sharding, config.optimizer_sharding_threshold_kb, activation_bytes=activation_bytes,
-                weight_bytes=weight_bytes, product_bytes=product_bytes)
+                config.optimizer_sharding, config.optimizer_sharding_threshold_kb, **given)
     return replace(plan, fusion_mb=best_fusion(sizes, plan, config.topology) if config.fusion_mb == "auto" else config.fusion_mb)

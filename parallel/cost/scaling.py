@@ -49,18 +49,19 @@ def weak_scaling(sizes: Sizes, plan: Plan, topology: TopologyConfig, cards: Iter
 
 
 def best_scaling(sizes: Sizes, work: Fraction, topology: TopologyConfig, cards: Iterable[int],
-                 fusion_mb: int | Literal["auto"] = "auto", activation_bytes: int = 4) -> tuple[list[Scale], dict[int, str]]:
+                 fusion_mb: int | Literal["auto"] = "auto", **given) -> tuple[list[Scale], dict[int, str]]:
     """The same, but on each number of cards the fastest plan that fits (see advise).
 
     Args:
         work: samples of one step for each card.
+        given: see advise.
     """
     found, refused = [], {}
     for n in sorted(set(cards)):
         try:
             if (n * work).denominator > 1:
                 raise UserError(f"{work} samples a card make no whole batch")
-            found.append((n, advise(sizes, n, int(n * work), topology, activation_bytes)[0].plan))
+            found.append((n, advise(sizes, n, int(n * work), topology, **given)[0].plan))
         except UserError as error:
             refused[n] = str(error)
     return _scales(sizes, found, topology, fusion_mb), refused

@@ -217,7 +217,8 @@ def test_a_figure_of_all_takes_the_items_of_the_groups_beside_it(tmp_path):
         en, zh = items(20, seed), items(30, seed + 10, first=5)  # the same ids in both corpora
         whole = {name: value for name, value in scores(en + zh).items() if name != "items"}
         parts = {"en": scores(en), "zh": scores(zh)}
-        sides.append(report_file(tmp_path / f"{seed}.json", stage={"corpora": parts, "all": whole}))
+        tasks = {"cloze_en": scores(items(15, seed + 20))}  # no part of "all"
+        sides.append(report_file(tmp_path / f"{seed}.json", stage={"corpora": parts, "all": whole, "tasks": tasks}))
     row = rows_of(compare(*sides))["stage/all/perplexity"]
     assert row.interval is not None and row.difference == pytest.approx(row.b - row.a) and row.note == ""
 
@@ -240,6 +241,19 @@ def test_without_items_the_figure_alone_speaks(tmp_path):
     assert missing.note == "not computed in A (there is one text)"
     assert "only in B: judge/scores/fluency" in found.notes
     assert "intervals of" not in found.text() and "not computed" in found.text()
+
+
+def test_the_table_shows_what_differs_and_everything_when_asked(tmp_path):
+    sides = [report_file(tmp_path / f"{n}.json", stage={"all": scores(items(80, n))},
+                         deep={"length_mean": n, "distinct_1": 0.5, "distinct_2": n / 2, **more})
+             for n, more in ((1, {}), (2, {f"own_{i}": 0.5 for i in range(9)}))]
+    found = compare(*sides)
+    brief, whole = found.text(), found.text(everything=True)
+    assert "deep/distinct_2" in brief and "stage/all/loss" in brief and "no per-item values" not in brief
+    assert "3 more are equal or have no better: --all" in brief and "only in B: deep" in brief.splitlines()
+    for name in ("deep/distinct_1", "deep/length_mean"):
+        assert f"\n{name}" not in brief and f"\n{name}" in whole
+    assert "no per-item values" in whole and "--all" not in whole
 
 
 def test_few_items_and_those_of_one_side(tmp_path):

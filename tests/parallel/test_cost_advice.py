@@ -69,3 +69,12 @@ def test_a_batch_that_does_not_divide_is_refused():
 def test_slow_links_between_nodes_keep_tensor_parallelism_inside():
     two = TopologyConfig(ranks_per_node=2, network_bandwidth_gbs=1)
     assert all(c.plan.mesh.tp <= 2 for c in advise(GPT2, 8, 64, two))
+
+
+def test_adafactor_keeps_matrices_whole_and_needs_less():
+    plans = advise(GPT2, 8, 64, TOPOLOGY, optimizer="adafactor")
+    assert all(c.plan.mesh.tp == 1 and not c.plan.optimizer_sharding for c in plans)
+    alike = {(c.plan.mesh, c.plan.micro_batch_size, c.plan.recompute): c.memory_bytes
+             for c in advise(GPT2, 8, 64, TOPOLOGY) if not c.plan.optimizer_sharding}
+    assert all(c.memory_bytes < alike[c.plan.mesh, c.plan.micro_batch_size, c.plan.recompute] for c in plans
+               if (c.plan.mesh, c.plan.micro_batch_size, c.plan.recompute) in alike)

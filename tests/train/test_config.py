@@ -39,8 +39,9 @@ def load(tmp_path):
      "--set data.seq_length=129: data.seq_length=129 is longer than model.seq_length=128, the model's longest context: lower "
      "the one or raise the other"),
     ("train.total_steps=10 train.warmup_steps=11",
-     "--set train.warmup_steps=11: train.warmup_steps=11 exceeds train.total_steps=10"),
-    ("train.lr=1e-3 train.min_lr=2e-3", "--set train.min_lr=2e-3: train.min_lr=0.002 exceeds train.lr=0.001"),
+     "--set train.warmup_steps=11: train.warmup_steps=11 exceeds train.total_steps=10: lower the one or raise the other"),
+    ("train.lr=1e-3 train.min_lr=2e-3",
+     "--set train.min_lr=2e-3: train.min_lr=0.002 exceeds train.lr=0.001: lower the one or raise the other"),
     ("train.betas=[0.9,1.0]", "--set train.betas=[0.9,1.0]: train.betas=[0.9, 1.0]: each must be at least 0 and below 1"),
     ("train.betas=[-0.1,0.9]", "--set train.betas=[-0.1,0.9]: train.betas=[-0.1, 0.9]: each must be at least 0 and below 1"),
     ("precision.loss_scale.initial=0.5", "--set precision.loss_scale.initial=0.5: precision.loss_scale.initial=0.5 must lie "

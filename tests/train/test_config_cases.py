@@ -102,6 +102,7 @@ def test_a_rule_across_sections_names_the_line_that_was_written_last(refused, tm
     text = f"base: ../{base.name}\nmodel:\n  hidden_size: 30\n"
     assert refused(text).startswith("c.yaml:3: model.num_heads=4 does not divide model.hidden_size=30: ")
     assert refused(f"base: ../{base.name}\n", "train.total_steps=8") == (
-        "--set train.total_steps=8: train.warmup_steps=9 exceeds train.total_steps=8")
+        "--set train.total_steps=8: train.warmup_steps=9 exceeds train.total_steps=8: lower the one or raise the "
+        "other")
     base.write_text(f"{HEAD}model:\n  num_heads: 4\n  hidden_size: 30\n", encoding="utf-8")
     assert refused(f"base: ../{base.name}\n").startswith(f"{base}:4: model.num_heads=4 does not divide")
