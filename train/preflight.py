@@ -184,7 +184,7 @@ def advice(config: RunConfig, args: argparse.Namespace) -> int:
         raise UserError("--advise: say for how many devices, --world-size N")
     sizes = sizes_of(resolved(config), 1)
     found = advise(sizes, args.world_size, config.train.global_batch_size, config.parallel.topology,
-                   **given(config))
+                   config.parallel.fusion_mb, **given(config))
     for line in [describe(sizes), *cluster(config.parallel.topology, activation_bytes(config))]:
         say(line)
     say(f"{len(found)} plans fit; the best {min(SHOWN, len(found))}, by estimate:")

@@ -3,10 +3,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 from parallel.config import TopologyConfig
 from parallel.cost.balance import stage_layers
-from parallel.cost.estimate import Estimate, estimate
+from parallel.cost.estimate import Estimate, best_fusion, estimate
 from parallel.cost.memory import budget, peak
 from parallel.cost.sizes import Plan, Sizes
 from parallel.errors import UserError
@@ -27,13 +28,15 @@ class Candidate:
     why: tuple[str, ...] = ()
 
 
-def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig, **given) -> list[Candidate]:
+def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig,
+           fusion_mb: int | Literal["auto"] = "auto", **given) -> list[Candidate]:
     """All plans that fit the memory, the fastest first; among equally fast ones data parallel before tensor before pipeline.
 
     Searched: dp x tp x pp = devices with tp inside a node, every micro-batch size that divides, recompute, sequence parallelism,
     optimizer sharding; at least as many micro-batches as stages. Raises UserError where nothing is possible, or nothing fits.
 
     Args:
+        fusion_mb: as in the config; auto: chosen for each plan.
         given: fields of Plan that are not searched: number formats, the optimizer.
     """
     base = Plan(Mesh(1), 1, 1, (sizes.layers,), **given)
@@ -54,7 +57,11 @@ def advise(sizes: Sizes, devices: int, global_batch_size: int, topology: Topolog
         raise UserError(f"no plan for {devices} devices: dp * tp * pp must equal them, dp must divide train.global_batch_size="
                         f"{global_batch_size} and leave a rank at least pp samples, tp must divide model.num_heads={heads} "
                         f"and the {topology.ranks_per_node} ranks of a node, pp be at most model.num_layers={sizes.layers}")
-    fitting = [Candidate(p, size, estimate(sizes, p, topology)) for p, size in need.items() if size <= limit]
+    fitting = []
+    for plan, size in need.items():
+        if size <= limit:
+            plan = replace(plan, fusion_mb=best_fusion(sizes, plan, topology) if fusion_mb == "auto" else fusion_mb)
+            fitting.append(Candidate(plan, size, estimate(sizes, plan, topology)))
     if not fitting:
         least = min(need, key=need.get)
         raise UserError(f"no plan fits: {devices} devices have {_gb(limit)} each to use, the least that any plan needs is "
@@ -83,6 +90,7 @@ def _simplicity(c: Candidate) -> tuple:
 def _plans(base: Plan, sizes: Sizes, devices: int, global_batch_size: int, topology: TopologyConfig) -> Iterator[Plan]:
     """Every plan that the rules allow, without its micro-batches."""
     cut = math.gcd(sizes.heads, sizes.kv_heads or sizes.heads, sizes.vocab, sizes.ffn, topology.ranks_per_node, devices)
+    recomputes = ("none", "full") if sizes.flash else RECOMPUTE  # selective: the scores, which the fused kernel does not keep
     whole = base.optimizer == "adafactor"  # its means are over whole matrices
     for tp in [1] if whole else _divisors(cut):
         for pp in _divisors(devices // tp):
@@ -91,7 +99,7 @@ def _plans(base: Plan, sizes: Sizes, devices: int, global_batch_size: int, topol
                 continue
             layers = stage_layers(sizes, pp)
             sequences, shardings = (False, True)[:1 + (tp > 1)], (False, True)[:1 + (dp > 1 and not whole)]
-            for recompute, sequence, sharding in product(RECOMPUTE, sequences, shardings):
+            for recompute, sequence, sharding in product(recomputes, sequences, shardings):
                 yield replace(base, mesh=Mesh(dp, tp, pp, 0, sequence), recompute=recompute, stage_layers=layers,
                               optimizer_sharding=sharding)
 
@@ -122,13 +130,15 @@ def _why(best: Candidate, fitting: list[Candidate], need: dict[Plan, float], lim
         yield against("with a pipeline", lambda p: p.mesh.pp > 1)
     if plan.recompute != "none":
         yield against("without recompute", lambda p: p.recompute == "none")
-    larger = min((p.micro_batch_size for p in need if replace(p, micro_batch_size=0, num_micro_batches=0)
-                  == replace(plan, micro_batch_size=0, num_micro_batches=0) and p.micro_batch_size > plan.micro_batch_size),
-                 default=None)
-    if larger:
-        count = plan.micro_batch_size * plan.num_micro_batches // larger
-        bigger = replace(plan, micro_batch_size=larger, num_micro_batches=count)
-        yield against(f"micro-batch {larger}", lambda p: p == bigger)
+
+
+    def cut(p: Plan) -> Plan:
+        """All of it but the micro-batches, and the parcels that go with them."""
+        return replace(p, micro_batch_size=0, num_micro_batches=0, fusion_mb=0)
+
+    sizes = {p.micro_batch_size for p in need if cut(p) == cut(plan)}
+    if larger := min((size for size in sizes if size > plan.micro_batch_size), default=None):
+        yield against(f"micro-batch {larger}", lambda p: cut(p) == cut(plan) and p.micro_batch_size == larger)
 
 
 def _divisors(largest: int, of: int | None = None) -> list[int]:

@@ -196,6 +196,8 @@ def best_fusion(sizes: Sizes, plan: Plan, topology: TopologyConfig) -> int:
 
     Of the sizes with the shortest step the smallest with at least half the bandwidth of the quickest of them: Hockney's n 1/2.
     """
+    if joined(replace(plan, fusion_mb=FUSION_MB[0])):
+        return FUSION_MB[0]  # it is one parcel, whatever this says
     found = {mb: estimate(sizes, replace(plan, fusion_mb=mb), topology) for mb in FUSION_MB}
     shortest = min(e.step_seconds for e in found.values())
     equal = {mb: e.overlap.seconds for mb, e in found.items() if e.step_seconds <= shortest * (1 + EQUAL)}

@@ -61,7 +61,7 @@ def best_scaling(sizes: Sizes, work: Fraction, topology: TopologyConfig, cards: 
         try:
             if (n * work).denominator > 1:
                 raise UserError(f"{work} samples a card make no whole batch")
-            found.append((n, advise(sizes, n, int(n * work), topology, **given)[0].plan))
+            found.append((n, advise(sizes, n, int(n * work), topology, fusion_mb, **given)[0].plan))
         except UserError as error:
             refused[n] = str(error)
     return _scales(sizes, found, topology, fusion_mb), refused

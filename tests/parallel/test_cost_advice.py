@@ -1,8 +1,11 @@
 """The advice keeps its rules, and says why."""
+from dataclasses import replace
+
 import pytest
 
 from parallel.config import TopologyConfig
 from parallel.cost.advice import TIE, advise
+from parallel.cost.estimate import best_fusion
 from parallel.cost.memory import budget, memory
 from parallel.cost.sizes import Sizes
 from parallel.errors import UserError
@@ -78,3 +81,18 @@ def test_adafactor_keeps_matrices_whole_and_needs_less():
              for c in advise(GPT2, 8, 64, TOPOLOGY) if not c.plan.optimizer_sharding}
     assert all(c.memory_bytes < alike[c.plan.mesh, c.plan.micro_batch_size, c.plan.recompute] for c in plans
                if (c.plan.mesh, c.plan.micro_batch_size, c.plan.recompute) in alike)
+
+
+def test_plans_are_ranked_by_the_parcels_that_they_would_have():
+    """At 256 cards 82 parcels of 32 MB pay latency enough to make another plan look better."""
+    sizes = Sizes(2048, 24, 16, 8192, 50304, 2048, 2048, flash=True)
+    best = advise(sizes, 256, 512, TOPOLOGY, activation_bytes=2)
+    assert all(c.plan.fusion_mb == best_fusion(sizes, c.plan, TOPOLOGY) for c in best[::50])
+    fixed = advise(sizes, 256, 512, TOPOLOGY, 32, activation_bytes=2)
+    assert all(c.plan.fusion_mb == 32 for c in fixed) and len(fixed) == len(best)
+    assert best[0].estimate.tokens_per_second > 1.2 * fixed[0].estimate.tokens_per_second
+    assert best[0].plan.mesh.dp == 256 and fixed[0].plan.mesh.dp == 64
+
+
+def test_the_fused_kernel_leaves_nothing_to_selective_recompute():
+    assert {c.plan.recompute for c in advise(replace(GPT2, flash=True), 8, 64, TOPOLOGY)} == {"none", "full"}
