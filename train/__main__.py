@@ -88,4 +88,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
-    sys.exit(main())
+    code = main()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes late, as another node's may, must not take the code's place
+    sys.exit(code)

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import uuid
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
@@ -76,7 +76,8 @@ def run(config: RunConfig) -> bool:
     training.agree()
     training.header()
     if training.first_step < training.last_step or not training.reported():
-        return training.train()
+        with training.signals:
+            return training.train()
     if rank == 0:
         say(message("nothing_to_do", folder=config.run.folder, step=training.first_step, total=config.train.total_steps))
     return True
@@ -128,6 +129,7 @@ class Training:
     first_step: int = 0  # updates done when this process begins
     consumed_samples: int = 0
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # by which a checkpoint is known as this run's
+    signals: ExitStack = field(default_factory=ExitStack)  # noted from the first step until everything is written
     notes: list[str] = field(default_factory=list)
     passed_over: list[PassedOver] = field(default_factory=list)
     best: dict | None = None  # the step and loss of the best validation so far
@@ -329,8 +331,8 @@ class Training:
                     watch.start.verify()
                     dataset = watch.gate.over(dataset, steps)
                 evaluate.pulse(triggers.pulse)  # not before: until a step is done there is nothing to save
-                with triggers.caught():
-                    Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
+                self.signals.enter_context(triggers.caught())
+                Model(self.network).train(1, dataset, callbacks=callbacks, dataset_sink_mode=False)
             else:  # killed between its last checkpoint and its report
                 evaluate.again()
             if save.halted:

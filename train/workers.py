@@ -238,7 +238,7 @@ def _wait_for_scheduler(job: _Job, seconds: float) -> None:
 
 
 def _verdict(job: _Job, signals: _Signals) -> int:
-    if signals.received:
+    if signals.received and (job.running or set(job.codes.values()) != {0}):  # else it came too late
         saved = not job.running and set(job.codes.values()) == {4}
         _say("interrupted; " + ("all workers have saved" if saved else f"exit codes of the ranks: {job.codes}"))
         return 4 if saved else 128 + signals.received[0]

@@ -1,4 +1,5 @@
 """Reasons to save that come from outside (K3): signals in a step, in evaluation, twice; SIGUSR1; a file; the clock."""
+import contextlib
 import os
 import signal
 import subprocess
@@ -82,7 +83,10 @@ def test_a_file_and_sigusr1_save_and_the_run_goes_on(tiny_yaml, tmp_path):
     wait_for(process, lambda: steps_done(tmp_path) > done)
     process.send_signal(signal.SIGUSR1)  # the launcher hands it on
     wait_for(process, lambda: (root / store.LATEST).read_text() != first)
-    process.send_signal(signal.SIGTERM)
+    workers[1].send_signal(signal.SIGTERM)
+    wait_for(process, lambda: "interrupted: step" in (tmp_path / "tiny" / "logs" / "rank_0.log").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        workers[0].send_signal(signal.SIGTERM)  # as another node's launcher may, late
     assert process.wait(timeout=60) == 4
     assert len(saved(tmp_path)) >= 2
 
