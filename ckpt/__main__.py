@@ -89,9 +89,8 @@ def verify(folder: Path) -> int:
     sizes = [sum(f.stat().st_size for f in checkpoint.iterdir()) for checkpoint in found]
     problems = []
     with Progress("verify", sum(sizes), "MB", scale=1e6) as progress:
-        for checkpoint, size in zip(found, sizes, strict=True):
-            problems.append(store.problems_of(checkpoint))
-            progress.advance(size)
+        for checkpoint in found:
+            problems.append(store.problems_of(checkpoint, looked=progress.advance))
     for checkpoint, wrong in zip(found, problems, strict=True):
         print("\n".join(wrong or [f"{checkpoint}: whole"]))
     return 1 if any(problems) else 0

@@ -93,11 +93,12 @@ def manifest_of(folder: Path) -> dict[str, tuple[int, str]]:
         raise BrokenCheckpoint(f"{folder / MANIFEST} cannot be read ({error})") from None
 
 
-def problems_of(folder: Path, share: tuple[int, int] = (0, 1)) -> list[str]:
+def problems_of(folder: Path, share: tuple[int, int] = (0, 1), looked: Callable[[int], None] = lambda size: None) -> list[str]:
     """What is wrong with a checkpoint: files missing from its manifest or from the folder, of another size or SHA-256.
 
     Args:
         share: (rank, count): of the SHA-256 sums only every count-th is looked at, so that ranks may share the work.
+        looked: told the bytes of each file when it is done.
     """
     try:
         expected = manifest_of(folder)
@@ -107,9 +108,12 @@ def problems_of(folder: Path, share: tuple[int, int] = (0, 1)) -> list[str]:
     if not files_of(MODEL, expected):
         problems.append(f"{folder / MANIFEST} names no {file_of(MODEL)}")
     with ThreadPoolExecutor(THREADS) as pool:
-        found = [pool.submit(problem_of, folder / name, size, digest if number % share[1] == share[0] else None)
+        found = [(size, pool.submit(problem_of, folder / name, size, digest if number % share[1] == share[0] else None))
                  for number, (name, (size, digest)) in enumerate(sorted(expected.items()))]
-    return problems + [problem for one in found if (problem := one.result())]
+        for size, one in found:
+            problems += [problem] if (problem := one.result()) else []
+            looked(size)
+    return problems
 
 
 def problem_of(path: Path, size: int, digest: str | None) -> str | None:

@@ -130,6 +130,8 @@ def _translate(error: dict[str, Any], source: Tree, tree: type[Section]) -> tupl
     value = _lookup(source.values, keys)
     text = origin.text if origin else ""
     got = f"{source.where(keys)}: {name}: got {show(value, text)}, expected {wanted}"
+    if origin and origin.override and isinstance(value, int | float) and str in (field.annotation, *get_args(field.annotation)):
+        return order, f"{got}; write it in quotes that the shell leaves: {name}='\"{text}\"'"
     return order, got + _hint(value, bool(origin and origin.quoted), field)
 
 

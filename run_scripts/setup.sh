@@ -1,10 +1,13 @@
 # Sourced by the scripts beside it: finds Python, installs this project once, sets $root and $python.
 #
 #   PYTHON=/path/to/python   the interpreter to use
-#   MINDGPT_NO_VENV=1        install into the active environment instead of .venv in the project's folder
+#   MINDGPT_NO_VENV=1        install into the active environment instead of .venv in the project's folder; where that has all that
+#                            the project needs, as an image may, nothing is fetched
 #
-# The second time it only compares a stamp: pyproject.toml, Python's version, the project's folder, the extras.
+# The second time it only compares a stamp: pyproject.toml, Python's version, the project's folder, the extras. It lies in the
+# environment, or, where that is not the user's to write, in the user's cache.
 
+unset CDPATH  # with it `cd` prints the folder
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 say() { echo "setup: $*" >&2; }
@@ -73,13 +76,32 @@ run_logged() {
     rm -f "$log"
 }
 
+# has_all EXTRAS: whether the environment has what building and running the project takes, by pyproject.toml.
+has_all() {
+    (cd "$root" && "$python" -c '
+import sys, tomllib
+from importlib.metadata import version
+from pip._vendor.packaging.requirements import Requirement
+content = tomllib.load(open("pyproject.toml", "rb"))
+extras = content["project"]["optional-dependencies"]
+needs = [*content["build-system"]["requires"], *content["project"]["dependencies"],
+         *(one for extra in sys.argv[1].split() for one in extras[extra])]
+sys.exit(not all(r.specifier.contains(version(r.name)) for r in map(Requirement, needs)))' "$1" 2>/dev/null)
+}
+
 # setup [EXTRA...]: after it, "$python" has the project and these extras of pyproject.toml.
 setup() {
-    local stamp key extras
-    exec 9>>"$root/.setup.lock"  # two scripts started at once: the second waits
+    local prefix stamp key extras lock="$root/.setup.lock" how=()
+    [[ -w "$root" ]] || lock="${TMPDIR:-/tmp}/mindgpt-setup-$UID.lock"
+    exec 9>>"$lock"  # two scripts started at once: the second waits
     flock -n 9 || { say "another set-up is at work, waiting for it"; flock 9; }
     if [[ "${MINDGPT_NO_VENV-}" == 1 ]]; then find_python; else make_venv; fi
-    stamp="$("$python" -c 'import sys; print(sys.prefix)')/.mindgpt-setup"
+    prefix="$("$python" -c 'import sys; print(sys.prefix)')"
+    stamp="$prefix/.mindgpt-setup"
+    if [[ ! -w "$prefix" && ! -f "$stamp" ]]; then
+        stamp="${XDG_CACHE_HOME:-$HOME/.cache}/mindgpt/setup-$(cksum <<<"$prefix" | cut -d' ' -f1)"
+        mkdir -p "${stamp%/*}"
+    fi
     key="$(sha256sum <"$root/pyproject.toml" | cut -c1-64) $(version_of "$python") $root"
     extras="$*"
     if [[ -f "$stamp" && "$(head -n 1 "$stamp")" == "$key" ]]; then  # extras add up
@@ -88,7 +110,8 @@ setup() {
     if [[ ! -f "$stamp" || "$(cat "$stamp")" != "$key"$'\n'"extras:$extras" ]]; then
         say "installing the project and what it needs${extras:+ (extras: $extras)}; this takes a few minutes once"
         rm -f "$stamp"
-        (cd "$root" && run_logged "the installation failed" "$python" -m pip install -e ".${extras:+[${extras// /,}]}") || exit 1
+        [[ "${MINDGPT_NO_VENV-}" != 1 ]] || ! has_all "$extras" || how=(--no-deps --no-build-isolation)
+        (cd "$root" && run_logged "the installation failed" "$python" -m pip install ${how[@]+"${how[@]}"} -e ".${extras:+[${extras// /,}]}") || exit 1
         printf '%s\nextras:%s\n' "$key" "$extras" >"$stamp"
         say "ready"
     fi

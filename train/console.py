@@ -116,10 +116,11 @@ class Console:
         if self.lines % 20 == 0:
             say(painted(" ".join(right(message(f"column.{name}"), n) for name, n in self.WIDTHS.items()), "bold"))
         self.lines += 1
-        step, seconds = last["step"], last["step_seconds"]
+        step, seconds, scale = last["step"], last["step_seconds"], last["loss_scale"]
         figures = {
             "step": f"{step}", "done": f"{step / self.total:.0%}", "loss": f"{mean_of_finite([r['loss'] for r in rows]):.4f}",
-            "lr": f"{last['lr']:.2e}", "grad_norm": f"{last['grad_norm']:.3f}", "loss_scale": f"{last['loss_scale']:.6g}",
+            "lr": f"{last['lr']:.2e}", "grad_norm": f"{last['grad_norm']:.3f}",
+            "loss_scale": size(scale) if scale >= 1e6 else f"{scale:.6g}",
             "speed": size(last["tokens_per_second"]) if last["tokens_per_second"] else "-",
             "wait": f"{last['data_wait']:.1%}" if last["data_wait"] is not None else "-", "memory": size(last["memory_bytes"]),
             "eta": duration((self.total - step) * seconds) if seconds else "-"}

@@ -87,6 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to start on each host")
     options = parser.parse_args(arguments)
     try:
+        if not options.command:
+            raise UserError(f"{options.hostfile}: say what to start on each host, such as bash run_scripts/doctor.sh")
         hosts = read(options.hostfile)
         return run(hosts, options.command, os.environ)
     except UserError as error:
@@ -97,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
 def read(path: Path) -> list[Host]:
     """The hosts of a file, in order. Raises UserError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--hostfile {path} cannot be read ({error})") from None
     hosts = []
@@ -127,7 +129,8 @@ def remote_command(hosts: list[Host], rank: int, command: list[str], env: Mappin
             raise UserError(f"MASTER_ADDR={address} is another machine on each host: name the first host as the others reach it")
         given |= {"NNODES": str(len(hosts)), "NODE_RANK": str(rank), "MASTER_ADDR": address,
                   "MASTER_PORT": env.get("MASTER_PORT") or PORT}
-    workers = ["--workers", str(hosts[rank].slots)] if hosts[rank].slots else []
+    trains = any(Path(word).name == "run_distributed.sh" for word in command)  # others know nothing of workers
+    workers = ["--workers", str(hosts[rank].slots)] if hosts[rank].slots and trains else []
     words = ["env", *(f"{name}={value}" for name, value in given.items()), *command, *workers]
     return f"echo mindgpt-pid $$; cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
 

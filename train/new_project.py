@@ -2,13 +2,15 @@
 
     python -m train.new_project DIR --name NAME
 
-What git would ignore, runs, prepared data and history stay behind; git itself is not needed. train/CUSTOMIZE.md tells what to
-change then. Exit codes: 0 it is there, 2 the name or the folder cannot be, and nothing was written.
+Of a clone what git tracks is copied, and what it neither tracks nor ignores is told; of a copy without history what .gitignore
+does not name. Runs and prepared data stay behind. train/CUSTOMIZE.md tells what to change then. Exit codes: 0 it is there, 2 the
+name or the folder cannot be, and nothing was written.
 """
 import argparse
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -19,6 +21,7 @@ from parallel.errors import UserError
 from train.sources import ROOT
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_][A-Za-z0-9]+)*")
+SHOWN = 5  # files left behind that are named
 LONGEST_NAME = 24  # characters; lines with the name in them stay within the linter's length
 LEFTOVERS = ("metrics.jsonl", "manifest.json")  # what a run's folder holds, and a folder of prepared data, wherever it lies
 AS_THEY_ARE = ("LICENSE", "NOTICE", "data/corpus", "eval/items")  # the work of others, and what says so
@@ -32,10 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--name", required=True, help=f"its name: letters, digits, - and _, {LONGEST_NAME} characters at most")
     args = parser.parse_args(arguments)
     try:
-        count = new_project(ROOT, args.folder, args.name)
+        count, left = new_project(ROOT, args.folder, args.name), files_of(ROOT)[1]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if left:
+        shown = ", ".join(map(str, left[:SHOWN])) + (f" and {len(left) - SHOWN} more" if len(left) > SHOWN else "")
+        print(f"left behind, since git does not track them: {shown}")
     print(f"{args.name}: {count} files in {args.folder}\n\n  cd {args.folder}\n"
           "  git init && git add -A && git commit -m 'First'\n  bash run_scripts/run_tests.sh\n"
           "  bash run_scripts/run_distributed.sh\n\nWhat to change where: train/CUSTOMIZE.md")
@@ -50,10 +56,11 @@ def new_project(source: Path, target: Path, name: str) -> int:
     if not (source / "pyproject.toml").exists():
         raise UserError(f"{source} is no project's tree, but an installed copy: start this from a clone of the repository")
     project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    target = target.expanduser()
     refuse_name(name, project)
     refuse_target(source, target)
-    there, files = target.exists(), list(tree(source))
-    title = (source / "README.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    there, files = target.exists(), files_of(source)[0]
+    title = title_of(source / "README.md") or project["name"]
     names = {old.encode(): new.encode() for old, new in zip(forms(title, project["name"]), forms(name, plain(name)), strict=True)}
     refuse_words(source, files, list(names.values()), name)
     try:
@@ -66,6 +73,29 @@ def new_project(source: Path, target: Path, name: str) -> int:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
     return len(files)
+
+
+def files_of(root: Path) -> tuple[list[PurePosixPath], list[PurePosixPath]]:
+    """The files of a project, relative to it; and in a clone those that git neither tracks nor ignores."""
+    known, tracked = list(tree(root)), tracked_by_git(root)
+    return [p for p in known if tracked is None or p in tracked], [p for p in known if tracked is not None and p not in tracked]
+
+
+def title_of(readme: Path) -> str:
+    """Its first heading; "" if there is none."""
+    lines = readme.read_text(encoding="utf-8").splitlines() if readme.is_file() else []
+    return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), "")
+
+
+def tracked_by_git(root: Path) -> set[PurePosixPath] | None:
+    """The files of a clone; None where this is none, or git cannot say."""
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return {PurePosixPath(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name} or None
 
 
 def refuse_name(name: str, project: dict) -> None:
@@ -81,7 +111,9 @@ def refuse_name(name: str, project: dict) -> None:
 
 def refuse_target(source: Path, target: Path) -> None:
     """Raise UserError for a target that is in use, or inside the source."""
-    path = target.expanduser().resolve()
+    path = target.resolve()
+    if target.is_symlink() and not target.exists():
+        raise UserError(f"{target} is a link to nothing: name a folder that is empty or not there yet")
     if path.is_relative_to(source.resolve()):
         raise UserError(f"{target} lies in the project that is to be copied: name a folder outside of it")
     for place in (path, *path.parents):
@@ -137,8 +169,13 @@ def tree(root: Path) -> Iterator[PurePosixPath]:
                             and not ignored(here / name, True, rules)
                             and not any(Path(folder, name, left).exists() for left in LEFTOVERS))
         for name in sorted(files):
-            if name != ".git" and not Path(folder, name).is_symlink() and not ignored(here / name, False, rules):
+            if name != ".git" and plain_file(Path(folder, name)) and not ignored(here / name, False, rules):
                 yield here / name
+
+
+def plain_file(path: Path) -> bool:
+    """No link, pipe or device."""
+    return path.is_file() and not path.is_symlink()
 
 
 def ignore_rules(path: Path) -> list[str]:

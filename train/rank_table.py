@@ -22,7 +22,7 @@ def check(env: Mapping[str, str], topology: Topology, is_here: Callable[[str], b
         servers = [(server.get("pod_ip") or server["server_id"],
                     {int(device["device_id"]): int(device["rank_id"]) for device in server["device"]}, len(server["device"]))
                    for server in table["server_list"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _refused(path, f"it cannot be read as a rank table ({type(error).__name__}: {error})") from None
     if table.get("status", "completed") != "completed":
         raise _refused(path, f"its status is {table['status']}: it is not filled in yet")

@@ -1,8 +1,10 @@
 """The tiers' reports: one JSON file a step, lines on the console, TensorBoard. The same for a run and for `python -m eval`."""
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from eval.judges.sheet import CONTROLS
 from parallel.files import replace_text
 from train.console import cut
 from train.messages import message
@@ -81,7 +83,8 @@ def show_deep(deep: dict, say: Callable[[str], None]) -> None:
     for text in samples["texts"]:
         if text["prompt"] not in seen:
             seen.add(text["prompt"])
-            say(INDENT + message("text", prompt=cut(text["prompt"][:30], 30), text=cut(" ".join(text["text"].split())[:30], 30)))
+            prompt, written = (one.translate(CONTROLS) for one in (text["prompt"], " ".join(text["text"].split())))
+            say(INDENT + message("text", prompt=cut(prompt[:30], 30), text=cut(written[:30], 30)))
     if "judge" in deep:
         scores = {name: value for name, value in deep["judge"]["scores"].items() if name != "items" and value is not None}
         say(f"{INDENT}judge  {', '.join(f'{name} {value:.1f}' for name, value in scores.items()) or 'not computed'}")
@@ -116,7 +119,8 @@ def to_tensorboard(report: dict, board: TensorBoard) -> None:
                           if "accuracy_norm" in scores else {f"tasks/{name}": scores["accuracy"]})
     if deep := report.get("deep"):
         board.scalars(step, {f"samples/{key}": deep["samples"][key] for key in SAMPLE_SCORES})
-        board.text(step, "samples", "\n\n".join(f"**{s['prompt']}** {s['text']}" for s in deep["samples"]["texts"]))
+        board.text(step, "samples", "\n\n".join(
+            f"**{literal(s['prompt'])}** {literal(s['text'])}" for s in deep["samples"]["texts"]))
         for name in ("instructions", "safety"):
             if name in deep:
                 board.text(step, f"{name}/failures", failures(deep[name]["failures"]))
@@ -129,12 +133,21 @@ def to_tensorboard(report: dict, board: TensorBoard) -> None:
                                  for name, value in rates.items() if name.endswith("_rate")})
 
 
+def literal(text: str) -> str:
+    """As Markdown that shows a text as it is, its line breaks too."""
+    text = re.sub(r"([\\`*_\[\]])", r"\\\1", text.translate(CONTROLS))
+    text = re.sub(r"(?m)^([ \t]*)([#>+-])", r"\1\\\2", text)
+    text = re.sub(r"(?m)^([ \t]*\d+)\.", r"\1\\.", text)  # no item of a list
+    text = re.sub(r"(?m)^[ \t]+", lambda found: "\u00a0" * len(found[0]), text)  # no block of code
+    return text.replace("\n", "  \n")
+
+
 def failures(found: list[dict]) -> str:
     """As a Markdown table."""
     if not found:
         return "none"
     lines = ["| item | why | text |", "|---|---|---|"]
     for f in found:
-        cells = (" ".join(str(f[key]).split()).replace("|", "\\|") for key in ("item", "why", "text"))
+        cells = (literal(" ".join(str(f[key]).split())).replace("|", "\\|") for key in ("item", "why", "text"))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

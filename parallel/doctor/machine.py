@@ -115,11 +115,18 @@ def port(env: Mapping[str, str]) -> Result:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above that is there."""
+    """The folder, or the nearest one above that is there and can be looked at."""
     folder = folder.absolute()
-    while not folder.is_dir():
+    while not _is_dir(folder):
         folder = folder.parent
     return folder
+
+
+def _is_dir(folder: Path) -> bool:
+    try:
+        return folder.is_dir()
+    except OSError:  # one above it keeps others out
+        return False
 
 
 def disk(name: str, folder: Path, need_gb: float, megabytes: int = 16) -> Result:
@@ -164,6 +171,9 @@ def memory(need_gb: float = 4.0, meminfo: Path = Path("/proc/meminfo"), cgroup: 
     found = f"{free:.1f} GB available of {total:.1f} GB"
     try:
         limit, used = (int((cgroup / name).read_text()) / GB for name in ("memory.max", "memory.current"))
+        stat = cgroup / "memory.stat"
+        cache = re.search(r"^inactive_file (\d+)$", stat.read_text() if stat.exists() else "", re.M)
+        used -= int(cache[1]) / GB if cache else 0.0  # files that were read, which give way
         if limit - used < free:
             free, found = limit - used, f"{limit - used:.1f} GB available of the {limit:.1f} GB that the container may use"
     except (OSError, ValueError):

@@ -154,6 +154,18 @@ def test_a_container_waits_for_its_rank_table_and_sets_canns_environment(cluster
     assert cluster.starts()[0].startswith("ASCEND_HOME_PATH=/found ")
 
 
+def test_a_rank_table_of_the_old_form_is_done_without(cluster, tmp_path):
+    """ModelArts' jobstart_hccl.json has groups of instances; the new form lies beside it."""
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text('{"status" : "completed", "group_count": "1", "group_list": [{"instance_list": []}]}')
+    new.write_text('{"status": "completed", "server_list": []}')
+    for env, given in (({}, None), ({"RANK_TABLE_FILE_V_1_0": str(new)}, new)):
+        command = f'source "{CLUSTER / "boot.sh"}"'
+        done = subprocess.run(["bash", "-c", 'exec() { echo "table ${RANK_TABLE_FILE-none}"; }; ' + command], text=True,
+                              env={**os.environ, **cluster.env, "RANK_TABLE_FILE": str(old), **env}, capture_output=True)
+        assert done.returncode == 0 and done.stdout == f"table {given or 'none'}\n", done.stderr
+
+
 def test_the_job_of_volcano():
     job = yaml.safe_load((CLUSTER / "volcano.yaml").read_text())
     (task,), spec = job["spec"]["tasks"], job["spec"]

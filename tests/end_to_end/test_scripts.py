@@ -13,6 +13,7 @@ FAKE_PYTHON = r"""#!/usr/bin/env bash
 case "$1 $2" in
   "-c "*version_info*) echo "$FAKE_VERSION" ;;
   "-c "*prefix*) dirname "$(dirname "$0")" ;;
+  "-c "*pip._vendor*) exit "${FAKE_LACKS-1}" ;;
   "-m venv") mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python"; echo "venv" >>"$CALLS" ;;
   "-m pip")
     sleep "${FAKE_PIP_SECONDS-0}"; echo "pip ${*:3} in $PWD" >>"$CALLS"
@@ -138,6 +139,14 @@ def test_the_active_environment_can_be_used(project):
     assert code == 0, err
     assert project.called()[0] == f"pip install -e . in {project.root}"
     assert not (project.root / ".venv").exists() and (project.python.parents[1] / ".mindgpt-setup").exists()
+
+
+def test_an_environment_that_has_all_fetches_nothing(project):
+    path = f"{project.python.parent}:{os.environ['PATH']}"
+    code, _, err = project.run("run_distributed.sh", MINDGPT_NO_VENV="1", PYTHON="", PATH=path, FAKE_LACKS="0",
+                               CDPATH=".:/tmp")
+    assert code == 0, err
+    assert project.called()[0] == f"pip install --no-deps --no-build-isolation -e . in {project.root}"
 
 
 def test_a_failed_installation_is_shown_and_tried_again(project):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parallel.errors import UserError
-from train.hosts import Host, read, remote_command
+from train.hosts import Host, main, read, remote_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ class Hosts:
         self.ssh = self.folder / "bin" / "ssh"
         self.ssh.write_text(FAKE_SSH)
         self.ssh.chmod(0o755)
-        (self.folder / "command.py").write_text(COMMAND)
+        (self.folder / "run_distributed.sh").write_text(COMMAND)  # by its name it is given --workers
         self.file, self.calls = self.folder / "hosts", self.folder / "calls"
         self.file.write_text("alpha  # the first\n\nbeta\n")
 
@@ -79,7 +79,7 @@ class Hosts:
         path = f"{self.folder}/bin:{os.environ['PATH']}"
         env = {**os.environ, "PATH": path, "CALLS": str(self.calls), "PYTHONPATH": str(ROOT), **env}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(self.file), str(self.folder), sys.executable, "command.py", *words],
+            [sys.executable, "-c", LAUNCHER, str(self.file), str(self.folder), sys.executable, "run_distributed.sh", *words],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
@@ -192,4 +192,8 @@ def test_what_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(UserError, match="MASTER_ADDR=localhost is another machine on each host"):
         remote_command([Host("localhost", None), Host("b", None)], 0, ["true"], {})
     assert "NNODES" not in remote_command([Host("localhost", None)], 0, ["true"], {})  # one node needs none of it
+    assert "--workers" not in remote_command([Host("a", 2)], 0, ["bash", "run_scripts/doctor.sh"], {})  # which knows none
+    (tmp_path / "hosts").write_text("a\n", encoding="utf-8-sig")
+    assert read(tmp_path / "hosts") == [Host("a", None)]
+    assert main([str(tmp_path / "hosts")]) == 2
     assert "MASTER_ADDR=a " in remote_command([Host("me@a", None), Host("b", None)], 0, ["true"], {})

@@ -51,7 +51,8 @@ def test_contradictions_are_refused_in_one_line(tmp_path, servers, said):
 def test_what_is_no_table(tmp_path):
     with pytest.raises(UserError, match="status is initializing"):
         checked(table(tmp_path, ("10.0.0.0", [0, 1]), ("10.0.0.1", [2, 3]), status="initializing"))
-    bad = ("{", "[]", '{"server_list": [{}]}', '{"server_list": 3}', '{"server_list": [{"server_id": "a", "device": [{}]}]}')
+    bad = ("{", "[]", '{"server_list": [{}]}', '{"server_list": 3}', '{"server_list": [{"server_id": "a", "device": [{}]}]}',
+           "[" * 100_000)
     for text in bad:
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(UserError, match="cannot be read as a rank table"):

@@ -63,6 +63,12 @@ def refuse(load, tmp_path):
     return read
 
 
+def test_a_number_where_a_text_is_wanted_is_to_be_quoted(refuse, load):
+    assert refuse(HEAD, "name=2024") == ("--set name=2024: name: got 2024 (integer), expected text; write it in quotes that the "
+                                         "shell leaves: name='\"2024\"'")
+    assert load(HEAD, 'name="2024"').name == "2024"
+
+
 @pytest.mark.parametrize("text, value", [("1e-4", 1e-4), ("1E-4", 1e-4), ("1.e-4", 1e-4), ("+.5", 0.5), ("3", 3.0)])
 def test_numbers(load, text, value):
     lr = load(f"{HEAD}train: {{lr: {text}}}").train.lr

@@ -148,6 +148,16 @@ def test_disk(tmp_path):
     assert machine.disk("runs", Path("/proc/1"), 0.0).state == FAILED
 
 
+def test_a_place_that_keeps_others_out_is_no_traceback(tmp_path, monkeypatch):
+    def is_dir(path, of=Path.is_dir):
+        if path.is_relative_to(tmp_path / "private") and path != tmp_path / "private":
+            raise PermissionError
+        return of(path)
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    assert machine.existing(tmp_path / "private" / "x" / "runs") == tmp_path / "private"
+
+
 def test_memory_limits_and_clock(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       200000000 kB\nMemAvailable:   100000000 kB\n")
@@ -156,6 +166,9 @@ def test_memory_limits_and_clock(tmp_path):
         (tmp_path / name).write_text(value)
     tight = machine.memory(meminfo=meminfo, cgroup=tmp_path)
     assert tight.state == WARNING and tight.found == "1.0 GB available of the 8.0 GB that the container may use"
+    (tmp_path / "memory.stat").write_text("anon 1000\ninactive_file 6000000000\nactive_file 0\n")  # pages of files give way
+    assert machine.memory(meminfo=meminfo, cgroup=tmp_path).found.startswith("7.0 GB available of the 8.0 GB")
+    (tmp_path / "memory.stat").unlink()
     assert machine.shared_memory(tmp_path / "shm").state == FAILED and machine.shared_memory(tmp_path, 1e9).state == WARNING
     assert machine.limits(10).state == OK
     assert machine.clock(tmp_path).state == OK and machine.clock(tmp_path, -1.0).state == WARNING

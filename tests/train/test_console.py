@@ -212,3 +212,15 @@ def test_a_bar_while_it_compiles_on_a_terminal(config, monkeypatch, capfd):
     assert threading.active_count() and not one.thread.is_alive()
     terminal.close()
     os.close(parent)
+
+
+def test_texts_of_the_model_reach_terminal_and_tensorboard_as_they_are(capsys):
+    wild = "# \x1b[2Jone\n    two *three* [four](x)\n1. five | six_\n- seven"
+    found = reports.literal(wild)
+    assert "\x1b" not in found and found.startswith("\\# \u241b\\[2Jone  \n" + "\u00a0" * 4 + "two \\*three\\*")
+    assert "\n1\\. five | six\\_  \n\\- seven" in found
+    deep = {"not_computed": {}, "truncated": 0, "samples": {
+        "distinct_2": None, "repetition_4": None, "self_bleu": None, "empty_rate": 0.0,
+        "texts": [{"prompt": "a\x1b]0;x\x07", "text": wild}]}}
+    reports.show_deep(deep, print)
+    assert "\x1b" not in (said := capsys.readouterr().out) and "\u241b" in said

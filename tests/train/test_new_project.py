@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from parallel.errors import UserError
-from train.new_project import AS_THEY_ARE, LONGEST_NAME, ignored, main, new_project, tree
+from train.new_project import AS_THEY_ARE, LONGEST_NAME, files_of, ignored, main, new_project, tree
 
 ROOT = Path(__file__).parents[2]
 LONGEST, PACKAGE = "Very-Long_Project-Name42", "very-long-project-name42"
@@ -149,6 +149,37 @@ def test_a_name_that_cannot_be_is_refused_in_one_line(name, says, tmp_path, caps
     out, error = capsys.readouterr()
     assert error.startswith("error: --name ") and says in error and error.count("\n") == 1 and not out
     assert not list(tmp_path.iterdir())
+
+
+def test_of_a_clone_what_git_does_not_track_stays_behind(small, tmp_path):
+    shutil.rmtree(small / ".git")
+    for command in (["init", "-q"], ["add", "pyproject.toml", "README.md", ".gitignore", "train/a.py"]):
+        subprocess.run(["git", "-C", str(small), *command], check=True)
+    copied, left = files_of(small)
+    assert set(map(str, copied)) == {"pyproject.toml", "README.md", ".gitignore", "train/a.py"}
+    assert set(map(str, left)) == {"kept.log", "a/build/z", "a/rank_1"}
+    os.mkfifo(small / "pipe")  # which nobody could read to its end
+    assert new_project(small, tmp_path / "new", "Big") == 4
+
+
+def test_the_name_is_the_first_heading(small, tmp_path):
+    (small / "README.md").write_text("\n[badge](x)\n\n# Mini\n\nMini.\n")
+    new_project(small, tmp_path / "new", "Big")
+    assert (tmp_path / "new/README.md").read_text() == "\n[badge](x)\n\n# Big\n\nBig.\n"
+    (small / "README.md").unlink()
+    new_project(small, tmp_path / "newer", "Big")
+    assert (tmp_path / "newer/pyproject.toml").read_text().startswith('[project]\nname = "big"')
+
+
+def test_a_target_is_taken_as_the_shell_would_have_it(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(small)
+    new_project(small, Path("~/new"), "Big")
+    assert (tmp_path / "new" / "README.md").exists() and not (small / "~").exists()
+    (tmp_path / "nothing").symlink_to(tmp_path / "absent")
+    with pytest.raises(UserError, match="a link to nothing"):
+        new_project(small, tmp_path / "nothing", "Big")
+    assert (tmp_path / "nothing").is_symlink()
 
 
 def test_a_target_in_use_is_refused(small, tmp_path):

@@ -170,7 +170,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(made):
 @pytest.mark.parametrize("name", ["report.json", "config.yaml", "events.jsonl", "profile/step_00000002/verdict.json",
                                   "eval/step_00000040.json", "metrics.jsonl", "passed_over.json", "nan_step_20.json"])
 @pytest.mark.parametrize("content", ["", "{}\n", "[]\n", '{"step": 3, "stage": {}, "deep": {}}\n', "5\n", '{"a": \n',
-                                     "\x00\xff\n"])
+                                     "\x00\xff\n", "x: 2024-13-45\n", "train: {log_every_steps: x10, total_steps: []}\n"])
 def test_whatever_a_file_holds_there_is_a_page(made, name, content):
     (made / name).parent.mkdir(parents=True, exist_ok=True)
     (made / name).write_text(content)

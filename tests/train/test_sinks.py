@@ -67,8 +67,10 @@ def test_console_lines_fit_80_columns(capsys):
            "tokens_per_second": 1234567.0, "step_seconds": 1.0, "data_wait": 0.012, "memory_bytes": 2.5e9}
     console.Console(200_000).write([row])
     console.Console(200_000).write([{**row, "tokens_per_second": None, "step_seconds": None, "data_wait": None}])
+    for scale in (524_288.0, 2.0**24, 1.0, 0.25):
+        console.Console(200_000).write([{**row, "loss_scale": scale}])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and max(map(len, lines)) <= 80
+    assert len(lines) == 12 and max(map(len, lines)) <= 80
     assert len(lines[0]) == len(lines[1])
 
 

@@ -78,7 +78,7 @@ def _guarded(title: str, part: Callable[[Run], str], run: Run, problems: list[st
     """A part; "" with a problem more if a file that it is made of is valid JSON of another form, of an older version perhaps."""
     try:
         return part(run)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         problems.append(f"{title}: not shown, a file has another form than this version writes ({type(error).__name__}: {error})")
         return ""
 
@@ -89,7 +89,8 @@ def state(run: Run) -> str:
     of = f" of {total:,}" if total else ""
     if at is None:
         return "No step is done yet"
-    fetched = run.setting("train", "log_every_steps") or 1  # steps that may have been done before it was found
+    every = run.setting("train", "log_every_steps")
+    fetched = every if isinstance(every, int) else 1  # steps that may have been done before it was found
     if (stop := next((e for e in run.events if e.get("level") == "stop" and e["step"] > at - fetched), None)) and at != total:
         return f"Step {at:,}{of}: stopped by the health rule {stop.get('rule')}"
     if report.get("steps") == at:

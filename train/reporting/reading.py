@@ -108,7 +108,7 @@ def _config(run: Run) -> None:
         run.config = loaded if isinstance(loaded, dict) else {}
     except Broken as error:
         run.problems.append(str(error))
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that there is not
         run.problems.append(f"{run.folder / 'config.yaml'}: no YAML ({' '.join(str(error).split())})")
 
 
