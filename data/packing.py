@@ -10,6 +10,7 @@ import numpy as np
 
 from data.text import Piece, TextFile
 from data.tokenizer import EOS_ID, PAD_ID, Tokenizer
+from parallel.errors import UserError
 
 # Text given to a thread at once.
 BATCH_CHARS = 1 << 20
@@ -36,7 +37,7 @@ def encode_files(files: list[TextFile], tokenizer: Tokenizer, out: BinaryIO, num
 
     def write_oldest() -> int:
         row, size = waiting.popleft().result()
-        out.write(row)
+        _write(out, row)
         advance(size)
         return len(row)
 
@@ -48,6 +49,16 @@ def encode_files(files: list[TextFile], tokenizer: Tokenizer, out: BinaryIO, num
         while waiting:
             num_tokens += write_oldest()
     return num_tokens
+
+
+def _write(out: BinaryIO, content) -> None:
+    """To the system, whose refusal is told by the file's name. Raises UserError."""
+    try:
+        out.write(content)
+        out.flush()
+    except OSError as error:
+        raise UserError(f"{out.name} cannot be written ({error.strerror}): free some space, or choose another "
+                        "data.prepared_dir") from None
 
 
 def _batches(files: list[TextFile]) -> Iterator[list[Piece]]:

@@ -67,8 +67,7 @@ def tokens_per_second(batches: Iterator, seconds: float, tokens: int, now: Calla
     """Over so many seconds after the first batch, which waits for files to be opened; `tokens`: of a batch."""
     next(batches)
     began, count = now(), 0
-    while (spent := now() - began) < seconds:
-        next(batches)
+    while (spent := now() - began) < seconds and next(batches, None) is not None:
         count += 1
     return count * tokens / spent
 

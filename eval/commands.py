@@ -11,6 +11,7 @@ from eval.comparison.reports import read_report, series
 from eval.comparison.trends import plot
 from eval.judges.human import export_human, import_human
 from parallel.errors import UserError
+from parallel.files import check_file
 
 NAMES = ("compare", "export-human", "import-human")
 
@@ -46,9 +47,8 @@ def run_compare(options: argparse.Namespace) -> None:
     runs = [path for path in (options.a, options.b) if (path / "eval").is_dir()]
     if options.plot and len(runs) < 2:
         raise UserError("--plot draws runs over their steps: give two runs' folders")
-    for name, path in (("--plot", options.plot), ("--report", options.report)):
-        if path and (path.is_dir() or not path.parent.is_dir()):
-            raise UserError(f"{name} {path}: give a file in a folder that exists")
+    check_file("--plot", options.plot)
+    check_file("--report", options.report)
     found = compare(options.a, options.b)
     print(found.text(everything=options.all))
     if options.plot:

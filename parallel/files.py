@@ -51,8 +51,20 @@ def cache_folder() -> Path:
 
 def keep_newest(folders: Iterable[Path], count: int) -> None:
     """Remove all but so many of some folders of a cache, those that were used longest ago."""
-    for old in sorted(folders, key=lambda folder: folder.stat().st_mtime)[:-count]:
+    def used(folder: Path) -> float:
+        try:
+            return folder.stat().st_mtime
+        except FileNotFoundError:  # another process has just removed it
+            return 0.0
+
+    for old in sorted(folders, key=used)[:-count]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """Raise UserError, before the work begins, where a file that an option names could not be made."""
+    if path and (path.is_dir() or not path.parent.is_dir()):
+        raise UserError(f"{option} {path}: give a file in a folder that exists")
 
 
 def sha256(path: Path) -> str:

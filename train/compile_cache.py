@@ -23,11 +23,11 @@ def use(config: RunConfig, mesh: Mesh, num_micro_batches: int, manifest: Manifes
     """Have MindSpore look for this rank's graphs there, and leave them."""
     content = hashlib.sha256("\0".join((
         version("mindspore"), version("numpy"), device, repr(mesh), str(num_micro_batches), manifest.tokenizer.sha256,
-        os.environ.get("CXX", ""), library.problem(), config.model_dump_json(exclude=APART))).encode())
+        os.environ.get("CXX", ""), library.operator(""), library.problem(), config.model_dump_json(exclude=APART))).encode())
     for source in contents(ROOT / "train" / "run.py"):
         content.update(source)
     folder = cache_folder() / f"compiled-{content.hexdigest()[:20]}"
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
-    keep_newest(folder.parent.glob("compiled-*"), KEPT)
+    keep_newest(folder.parent.glob("compiled-*"), max(KEPT, 2 * mesh.world_size))  # other ranks' are in use
     os.environ |= {"MS_COMPILER_CACHE_ENABLE": "1", "MS_COMPILER_CACHE_PATH": str(folder)}

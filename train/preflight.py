@@ -22,11 +22,11 @@ from parallel.cost.memory import budget, stage_memory
 from parallel.cost.parameters import parameter_count
 from parallel.cost.sizes import Plan, Sizes
 from parallel.errors import UserError
-from parallel.files import replace_text
+from parallel.files import check_file, replace_text
 from parallel.mesh import Mesh
 from train.config import RunConfig, load_config
 from train.console import say
-from train.plans import activation_bytes, given, kinds, plan_of, planned, resolved, sizes_of
+from train.plans import given, kinds, plan_of, planned, resolved, sizes_of
 
 SHOWN = 5  # plans that --advise lists
 
@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write everything as JSON")
     args = parser.parse_args(arguments)
     try:
+        check_file("--report", args.report)
         config = load_config(args.config, args.overrides)
         return advice(config, args) if args.advise else preflight(config, args)
     except UserError as error:
@@ -136,14 +137,14 @@ def describe(sizes: Sizes) -> str:
             f"{'the fused kernel' if sizes.flash else 'plain kernels'}")
 
 
-def cluster(topology: TopologyConfig, size: int) -> list[str]:
-    """What is assumed of the machines."""
+def cluster(topology: TopologyConfig, product_bytes: int) -> list[str]:
+    """What is assumed of the machines; product_bytes: of an element that a product computes with."""
     share = topology.compute_efficiency
     return [f"cluster (parallel.topology): nodes of {topology.ranks_per_node} cards of {topology.device_memory_gb:g} GB and "
             f"{topology.device_tflops:g} TFLOP/s; {topology.node_bandwidth_gbs:g} GB/s and {topology.node_latency_us:g} us in a "
             f"node, {topology.network_bandwidth_gbs:g} GB/s and {topology.network_latency_us:g} us between nodes",
             f"assumed: matrix products reach {share:.0%} of the 16-bit peak (compute_efficiency)"
-            + ("" if size < 4 else ", and in float32, as here, a quarter of that")]
+            + ("" if product_bytes < 4 else ", and in float32, as here, a quarter of that")]
 
 
 def table(sizes: Sizes, plan: Plan, config: RunConfig, stages: dict[int, dict], findings: list) -> list[str]:
@@ -185,7 +186,7 @@ def advice(config: RunConfig, args: argparse.Namespace) -> int:
     sizes = sizes_of(resolved(config), 1)
     found = advise(sizes, args.world_size, config.train.global_batch_size, config.parallel.topology,
                    config.parallel.fusion_mb, **given(config))
-    for line in [describe(sizes), *cluster(config.parallel.topology, activation_bytes(config))]:
+    for line in [describe(sizes), *cluster(config.parallel.topology, given(config)["product_bytes"])]:
         say(line)
     say(f"{len(found)} plans fit; the best {min(SHOWN, len(found))}, by estimate:")
     for i, c in enumerate(found[:SHOWN], 1):

@@ -75,7 +75,7 @@ def metrics(run: Path) -> tuple[list[dict], list[str]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             rows.append(row)
@@ -86,7 +86,8 @@ def metrics(run: Path) -> tuple[list[dict], list[str]]:
 
 def context_of(run: Path, config: RunConfig, world_size: int, device: str) -> Context:
     """What the verdict and the advice need of the config. On CPU the default peak, a card's, says nothing."""
-    mesh = make_mesh(config.parallel, world_size, 0)
+    unit = config.parallel.tp * config.parallel.pp  # without marks the ranks that there are may be those that were profiled
+    mesh = make_mesh(config.parallel, -(-world_size // unit) * unit, 0)
     p, t, topology = config.parallel, config.train, config.parallel.topology
     known = device == "Ascend" or topology.device_tflops != TopologyConfig().device_tflops
     count = micro_batches(p, t.global_batch_size, t.micro_batch_size, mesh.dp)

@@ -18,10 +18,10 @@ from parallel.cost.estimate import joined
 from parallel.cost.parameters import parameter_count
 from parallel.cost.scaling import Scale, best_scaling, weak_scaling
 from parallel.errors import UserError
-from parallel.files import replace_text
+from parallel.files import check_file, replace_text
 from train.config import RunConfig, load_config
 from train.console import say
-from train.plans import activation_bytes, given, plan_of, planned
+from train.plans import given, plan_of, planned
 from train.preflight import cluster, describe
 
 CARDS = "8,64,256,1024"
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write everything as JSON")
     args = parser.parse_args(arguments)
     try:
+        check_file("--report", args.report)
         return predict(load_config(args.config, args.overrides), args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -49,20 +50,21 @@ def predict(config: RunConfig, args: argparse.Namespace) -> int:
     cards = numbers(args.cards)
     config, mesh, count = planned(config, args.world_size)
     sizes, plan = plan_of(config, mesh, count)
-    topology, size = config.parallel.topology, activation_bytes(config)
+    topology, formats = config.parallel.topology, given(config)
     fusion_mb = config.parallel.fusion_mb
     if args.best:
         work = Fraction(config.train.global_batch_size, mesh.world_size)
-        found, refused = best_scaling(sizes, work, topology, cards, fusion_mb, **given(config))
+        found, refused = best_scaling(sizes, work, topology, cards, fusion_mb, **formats)
     else:
         found, refused = weak_scaling(sizes, plan, topology, cards, fusion_mb)
     if not found:
         raise UserError("--cards " + "; ".join(f"{n}: {why}" for n, why in refused.items()))
-    for line in [describe(sizes), *cluster(topology, size), *table(found), *(f"{n:6,d} {why}" for n, why in refused.items())]:
+    for line in [describe(sizes), *cluster(topology, formats["product_bytes"]), *table(found),
+                 *(f"{n:6,d} {why}" for n, why in refused.items())]:
         say(line)
     if args.report:
-        result = {"parameters": parameter_count(sizes), "activation_bytes": size, "topology": topology.model_dump(),
-                  "cards": [entry(s) for s in found], "refused": refused}
+        result = {"parameters": parameter_count(sizes), "activation_bytes": formats["activation_bytes"],
+                  "topology": topology.model_dump(), "cards": [entry(s) for s in found], "refused": refused}
         replace_text(args.report, json.dumps(result, indent=1) + "\n")
     return 0
 

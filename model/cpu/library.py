@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from parallel.errors import UserError
-from parallel.files import cache_folder
+from parallel.files import cache_folder, fsync_file
 
 SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cc", "attention.cc", "matmul.cc")]
 HEADERS = [Path(__file__).with_name(name) for name in ("kernels.h", "tiles.h")]
@@ -34,8 +34,12 @@ def _made() -> tuple[Path | None, str]:
     """The library, with threads for this process's share of the cores, or why there is none."""
     try:
         path = _compiled()
-        library = ctypes.CDLL(str(path))
-    except (OSError, UserError) as error:
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError:  # left empty, by a machine that lost power
+            path.unlink(missing_ok=True)
+            library = ctypes.CDLL(str(_compiled()))
+    except (OSError, UserError, ValueError) as error:
         return None, str(error)
     except subprocess.CalledProcessError as error:
         return None, f"{error.cmd[0]}: {(error.stderr.strip() or 'it failed').splitlines()[0]}"
@@ -46,7 +50,7 @@ def _made() -> tuple[Path | None, str]:
 
 def _compiled() -> Path:
     """From the cache, by what it was made of. Raises OSError, UserError, CalledProcessError."""
-    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
     sources = b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
     made_of = "\0".join((version, " ".join(FLAGS), _processor())).encode() + sources
@@ -56,6 +60,7 @@ def _compiled() -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
             subprocess.run([*compiler, *FLAGS, *map(str, SOURCES), "-o", str(made)], capture_output=True, text=True, check=True)
+            fsync_file(made)
             made.replace(path)  # several ranks may be at it, and the last one's is as good
     return path
 

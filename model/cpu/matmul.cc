@@ -41,6 +41,9 @@ void pack_rows(float* to, const Matrix& a, int64_t i, int64_t rows, int64_t k, i
 
 // c [m, n] = a b (+ bias [n]): a [m, k], b [k, n]
 void multiply(float* c, const Matrix& a, const Matrix& b, const float* bias, int64_t m, int64_t n, int64_t k) {
+  if (k == 0)  // no product: the bias alone
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) c[i * n + j] = bias ? bias[j] : 0.0f;
   static thread_local std::vector<float> packed;  // MindSpore may call from several threads
   if (static_cast<int64_t>(packed.size()) < rounded(n) * k) packed.resize(rounded(n) * k);
   float* strips = packed.data();

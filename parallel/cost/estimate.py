@@ -68,8 +68,10 @@ def ranks_in_node(plan: Plan, group: str, topology: TopologyConfig) -> int:
     if mesh.world_size <= per_node:
         return size
     stride = {"tp": 1, "dp": mesh.tp, "dp x tp": 1, "pp": mesh.dp * mesh.tp, "all": 1}[group]
-    inside = min(size, max(1, per_node // stride))
-    return inside if size % inside == 0 and group != "pp" else 1
+    span = stride * size  # ranks from the first to the next group's first, and groups begin at multiples of it
+    if group == "pp" or per_node % stride or per_node % span and span % per_node:
+        return 1
+    return min(size, per_node // stride)
 
 
 def transfer_seconds(traffic: Traffic, plan: Plan, topology: TopologyConfig) -> float:
@@ -155,7 +157,7 @@ class _Stage:
 
 def _stage(sizes: Sizes, plan: Plan, topology: TopologyConfig, stage: int) -> _Stage:
     speed = topology.device_tflops * 1e12 * topology.compute_efficiency
-    if plan.activation_bytes == 4:
+    if plan.linear_bytes == 4:
         speed *= FLOAT32_SHARE
     forward, backward = (flops / speed for flops in stage_flops(sizes, plan, stage))
     when, transfers = Counter(), Counter()

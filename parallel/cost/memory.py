@@ -95,8 +95,8 @@ def stage_memory(sizes: Sizes, plan: Plan, stage: int) -> StageMemory:
     per_micro_batch = sum(n * block_activations(sizes, plan, mode) for mode, n in modes.items())
     if last:  # the last LayerNorm's input, and its output, which the head reads
         per_micro_batch += stream * WIDE + rows * sizes.hidden * plan.activation_bytes
-    if plan.activation_bytes < WIDE:
-        per_micro_batch += _products(sizes, plan, stage) * plan.activation_bytes
+    if plan.linear_bytes < WIDE:
+        per_micro_batch += _products(sizes, plan, stage) * plan.linear_bytes
     if stage == 0 and sizes.dropout:
         per_micro_batch += stream * plan.activation_bytes
     again = block_activations(sizes, plan, "none") - min(block_activations(sizes, plan, mode) for mode in modes)

@@ -1,3 +1,4 @@
+import errno
 import io
 
 import numpy as np
@@ -8,6 +9,7 @@ from data.packing import SampleSet, Span, encode_files, num_samples
 from data.prepare import load_tokenizer
 from data.text import TextFile
 from data.tokenizer import EOS_ID
+from parallel.errors import UserError
 
 
 @pytest.mark.parametrize("document", ["file", "line"])
@@ -74,3 +76,14 @@ def test_blocks_do_not_change_samples(tmp_path, monkeypatch):
     whole = np.concatenate(list(samples.blocks(0, 100)))
     monkeypatch.setattr(packing, "BLOCK_SAMPLES", 9)
     assert np.array_equal(np.concatenate(list(samples.blocks(0, 100))), whole)
+
+
+def test_a_disk_that_fills_up_is_named(config, manifest, text_folder):
+    class Full(io.BytesIO):
+        name = "there/train.tokens"
+
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UserError, match="there/train.tokens cannot be written .No space left on device.: free some space"):
+        encode_files([TextFile(text_folder / "valid_zh.txt", "line", "error")], load_tokenizer(config), Full(), 1, print)

@@ -37,6 +37,7 @@ def test_the_first_batch_does_not_count():
     batches = itertools.count()
     assert tune.tokens_per_second(batches, 3.5, 10, lambda: next(clock)) == pytest.approx(3 * 10 / 4.0)
     assert next(batches) == 4
+    assert tune.tokens_per_second(iter(range(3)), 9.0, 10, itertools.count().__next__) > 0  # fewer batches than time
 
 
 def test_the_command(tmp_path, text_folder, capsys):

@@ -48,10 +48,17 @@ class Counting:
 
 
 @pytest.mark.parametrize(("compiler", "message"), [
-    ("/nonexistent/g++", "No such file or directory: '/nonexistent/g++'"), ("false", "false: it failed")])
+    ("/nonexistent/g++", "No such file or directory: '/nonexistent/g++'"), ("false", "false: it failed"),
+    ("g++ 'x", "No closing quotation")])
 def test_without_a_compiler_that_works_the_reason_is_known(unmade, monkeypatch, compiler, message):
     monkeypatch.setenv("CXX", compiler)
     assert message in library.problem() and not unmade.exists()
+
+
+def test_a_library_that_holds_nothing_is_made_again(unmade):
+    path = library._compiled()
+    path.write_bytes(b"")
+    assert library.problem() == "" and path.stat().st_size > 10_000
 
 
 def test_a_compiler_that_refuses_the_source_is_quoted(unmade, monkeypatch):

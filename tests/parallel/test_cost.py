@@ -1,6 +1,7 @@
 """The closed forms against the real model, against the papers that they come from, and against cases worked by hand."""
 import itertools
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,8 @@ from model.config import ModelConfig
 from model.gpt import GPT
 from parallel.config import ParallelConfig, TopologyConfig
 from parallel.cost.balance import stage_layers
-from parallel.cost.communication import Traffic, communication
-from parallel.cost.estimate import EQUAL, Overlap, best_fusion, estimate, fused, overlap, transfer_seconds
+from parallel.cost.communication import Traffic, communication, members
+from parallel.cost.estimate import EQUAL, Overlap, best_fusion, estimate, fused, overlap, ranks_in_node, transfer_seconds
 from parallel.cost.flops import block_flops, head_flops, model_flops, stage_flops
 from parallel.cost.memory import alive_micro_batches, block_activations, memory
 from parallel.cost.parameters import Parameter, parameter_count, stage_parameters
@@ -292,3 +293,26 @@ def test_slow_starts_want_larger_parcels():
     quick, slow = (best_fusion(sizes, plan_of(sizes, dp=64), TopologyConfig(node_latency_us=us, network_latency_us=us))
                    for us in (0.1, 100))
     assert 1 <= quick < slow
+
+
+@pytest.mark.parametrize("per_node", [1, 4, 8])
+def test_ranks_of_a_group_that_share_a_node(per_node):
+    """By the groups' members themselves; unequal parts count as if each rank had a node to itself."""
+    topology = TopologyConfig(ranks_per_node=per_node)
+    for dp, tp, pp in itertools.product((1, 2, 3, 5, 6, 8), (1, 2, 4, 8), (1, 2, 3, 4)):
+        if dp * tp * pp <= per_node or per_node % tp and tp % per_node:
+            continue
+        plan = replace(plan_of(SMALL), mesh=Mesh(dp, tp, pp))
+        for group in ("tp", "dp", "dp x tp", "all"):
+            parts = set()
+            for rank in range(dp * tp * pp):
+                nodes = Counter(member // per_node for member in members(Mesh(dp, tp, pp, rank), group))
+                parts |= {min(nodes.values()), max(nodes.values())}
+            assert ranks_in_node(plan, group, topology) == (parts.pop() if len(parts) == 1 else 1), (dp, tp, pp, group)
+
+
+def test_at_o1_products_run_at_half_precisions_rate():
+    topology = TopologyConfig()
+    o0, o1, o2 = (estimate(GPT3, plan_of(GPT3, tp=8, pp=8, micro=8, activation_bytes=size, product_bytes=products), topology)
+                  for size, products in ((4, 4), (4, 2), (2, 2)))
+    assert o1.computation == o2.computation == pytest.approx(o0.computation / 4)

@@ -98,6 +98,9 @@ def _communication(paths, analyze, begins, ids, milliseconds, wait):
         "Communication Bandwidth Info": {"HCCS": {
             "Transit Size(MB)": 100.0, "Transit Time(ms)": milliseconds * (1 - wait), "Bandwidth(GB/s)": 0.0,
             "Large Packet Ratio": 0.0, "Size Distribution": {}}}} for i, begin in enumerate(begins)}
+    for info in raw.values():  # as msprof has it: the sum of the links in a node once more
+        links = info["Communication Bandwidth Info"]
+        links["SDMA"] = dict(links["HCCS"])
     (analyze / "communication.json").write_text(json.dumps(raw, default=float), encoding="utf-8")
     viewer = AscendCommunicationViewer(**paths, msprof_analyze_output_path=str(analyze), is_set_schedule=True, jit_level="O0")
     viewer.save({"trace_view_container": SimpleNamespace(get_step_id_time_dict=lambda: ids)})

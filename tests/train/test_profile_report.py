@@ -1,6 +1,9 @@
 """The verdict on profiles of each kind, of files that the installed profiler's own viewers wrote; and on broken ones."""
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,8 @@ from parallel.cost.flops import model_flops
 from parallel.cost.sizes import Sizes
 from tests.train.profiles import FIRST, STEPS, WARMUP, make_ascend, make_run
 from train.profile_report import main
+
+ROOT = Path(__file__).parents[2]
 
 
 def near(value):
@@ -206,10 +211,26 @@ def test_broken_marks(tmp_path, capsys):
     run = make_run(tmp_path)
     make_ascend(run, 0, 1, computing=60, exposed=5, free=35, data=30)
     path = run / "profile" / f"step_{FIRST:08d}" / "rank_0" / "marks.json"
-    for text in (path.read_text()[:300], "[]", "{}", ""):
+    whole = json.loads(path.read_text())
+    wrong = [{**whole, **change} for change in ({"world_size": None}, {"first": "x"}, {"steps": 3}, {"steps": [
+        {**whole["steps"][0], "gap": None}]}, {"steps": [{**whole["steps"][0], "gap": {"data": "x"}}]})]
+    for text in (path.read_text()[:300], "[]", "{}", "", *map(json.dumps, wrong)):
         path.write_text(text)
         found = judged(run)
         assert str(path) in capsys.readouterr().err and found["shares"]["host"] == near(0.35)
+
+
+def test_a_cell_beyond_csvs_limit_and_a_number_beyond_floats(tmp_path, capsys):
+    run = make_run(tmp_path, memory=[1e9] * 50)
+    output = make_ascend(run, 0, 1, computing=60, hidden=10, exposed=5, free=35, data=30)
+    table, traffic = output / "op_statistic.csv", output / "communication.json"
+    table.write_text(table.read_text() + "x" * 200_000 + "\n")
+    traffic.write_text(traffic.read_text().replace("100.0", "1" + "0" * 400))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 51, "memory_bytes": NaN}\n{"step": 52, "memory_bytes": 1' + "0" * 400 + "}\n" + "[" * 100_000 + "\n")
+    done = subprocess.run([sys.executable, "-m", "train.profile_report", str(run)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert str(table) in done.stderr and str(traffic) in done.stderr and "metrics.jsonl:53" in done.stderr
 
 
 def test_a_half_written_line_of_metrics(tmp_path, capsys):

@@ -95,6 +95,9 @@ def _product(kind: str, row: dict) -> float | None:
     return flops_of_sizes(kind, inputs, outputs[0], "FRACTAL" not in row.get("Input Formats", "")) if outputs else None
 
 
+WITHIN_SDMA = ("HCCS", "PCIE", "SIO")  # links whose sum msprof tells once more, as SDMA
+
+
 def _transfers(profile: RankProfile, folder: Path, _) -> None:
     path = folder / "communication.json"
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
@@ -107,8 +110,9 @@ def _transfers(profile: RankProfile, folder: Path, _) -> None:
             into[0] += 1
             into[1] += float(times.get("Elapse Time(ms)", wait + float(times["Transit Time(ms)"]))) * 1e-3
             into[2] += wait * 1e-3
-            into[3] += sum(float(link["Transit Size(MB)"]) for link in links.values())
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+            sizes = {link: float(figures["Transit Size(MB)"]) for link, figures in links.items()}
+            into[3] += sum(sizes.values()) - (sizes.get("SDMA", 0.0) if any(map(sizes.get, WITHIN_SDMA)) else 0.0)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Broken(f"{path}: not of the form step -> p2p, collective -> operation -> times and bandwidths "
                      f"({type(error).__name__}: {error})") from None
     profile.transfers += [Transfer(name, int(n), seconds, wait, size) for name, (n, seconds, wait, size) in sums.items()]

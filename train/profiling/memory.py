@@ -4,6 +4,8 @@ from statistics import median
 
 import numpy as np
 
+from train.reporting.curves import number
+
 FEWEST = 40  # figures that a leak is told from
 WARM = 0.25  # share of them that allocators and caches take to settle
 LEAK = 0.02  # growth after that, of what is held, from which on it is one
@@ -37,8 +39,8 @@ def trend(steps: list[int], held: list[float]) -> dict:
 
 def of_run(rows: list[dict]) -> dict:
     """The trend of metrics.jsonl's `memory_bytes`, and "curve": [(step, bytes)], 400 of them at most."""
-    points = sorted({row["step"]: (row["step"], float(row["memory_bytes"])) for row in rows if isinstance(row.get("step"), int)
-                     and isinstance(row.get("memory_bytes"), int | float)}.values())
+    points = sorted({row["step"]: (row["step"], held) for row in rows if isinstance(row.get("step"), int)
+                     and (held := number(row.get("memory_bytes"))) is not None}.values())
     curve = points[::max(1, len(points) // 200)]
     return {**trend([step for step, _ in points], [value for _, value in points]), "curve": curve}
 

@@ -39,7 +39,7 @@ def read_window(window: Path, rank: int | None) -> tuple[list[RankProfile], int,
             world_size, device = (marks.world_size, marks.device) if marks else (world_size, device)
     if not any(p.steps or p.operators or p.memory for p in found):
         raise UserError(f"{window}: nothing of this profile can be read: "
-                        + "; ".join(problem for p in found for problem in p.problems or ["no files"]))
+                        + ("; ".join(problem for p in found for problem in p.problems or ["no files"]) or "no rank_* folder"))
     return found, max(world_size, len(ranks)), device or found[0].device
 
 

@@ -48,15 +48,19 @@ def read_table(path: Path, numbers: Sequence[str], texts: Sequence[str] = (), op
     Raises Broken: no such column, a row with another number of cells, a cell that is no number, no row.
     """
     lines = csv.reader(read_text(path).splitlines())
-    header = [name.strip() for name in next(lines)]
+    try:
+        header, *cells_of_rows = [(lines.line_num, cells) for cells in lines]
+    except csv.Error as error:
+        raise Broken(f"{path}:{lines.line_num}: no CSV ({error})") from None
+    header = [name.strip() for name in header[1]]
     if lacking := [name for name in (*numbers, *texts) if name not in header]:
         raise Broken(f"{path}: no column {', '.join(lacking)}; it has {', '.join(header)}")
     rows = []
-    for cells in lines:
+    for number, cells in cells_of_rows:
         if len(cells) != len(header):
-            raise Broken(f"{path}:{lines.line_num}: half-written, {len(cells)} of {len(header)} columns")
+            raise Broken(f"{path}:{number}: half-written, {len(cells)} of {len(header)} columns")
         row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
-        rows.append({name: _number(row[name], name, path, lines.line_num) for name in numbers}
+        rows.append({name: _number(row[name], name, path, number) for name in numbers}
                     | {name: row[name] for name in texts} | {name: row[name] for name in optional if name in row})
     if not rows:
         raise Broken(f"{path}: no rows")

@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from parallel.files import replace_text
 from train.config import ProfileConfig
 from train.profiling.tables import Broken, read_json
@@ -90,6 +92,8 @@ class Marks:
         """Raises Broken."""
         found = read_json(folder / MARKS)
         try:
-            return cls(**{**found, "steps": [Mark(**mark) for mark in found["steps"]]})
-        except (TypeError, KeyError) as error:
-            raise Broken(f"{folder / MARKS}: not the step marks that a run writes ({error})") from None
+            return TypeAdapter(cls).validate_python(found)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise Broken(f"{folder / MARKS}: not the step marks that a run writes ({where}: {first['msg']})") from None
