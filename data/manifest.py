@@ -133,7 +133,7 @@ def load_manifest(config: DataConfig) -> Manifest:
     manifest = read_manifest(folder)
     if manifest is None:
         raise UserError(f"data.prepared_dir: {folder} holds no prepared data; {PREPARE}")
-    if problem := changed_settings(manifest, config) or _damage(manifest, folder) or _changed_text(manifest, config):
+    if problem := changed(manifest, config) or _damage(manifest, folder):
         raise UserError(f"{folder}: {problem}; {PREPARE} again")
     return manifest
 
@@ -146,6 +146,11 @@ def is_current(manifest: Manifest, config: DataConfig, sources: list[Source]) ->
         return False
     return all(entry.mtime_ns == source.mtime_ns or entry.sha256 == sha256(source.path)
                for entry, source in zip(manifest.inputs, sources, strict=True))
+
+
+def changed(manifest: Manifest, config: DataConfig) -> str | None:
+    """What differs from the settings and the text that the data was prepared with, in words; None: nothing."""
+    return changed_settings(manifest, config) or _changed_text(manifest, config)
 
 
 def changed_settings(manifest: Manifest, config: DataConfig) -> str | None:

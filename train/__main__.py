@@ -14,7 +14,7 @@ from parallel.config_docs import describe, json_schema
 from parallel.errors import UserError
 from train import rank_log
 from train.advise_clip import advise
-from train.checks import plan
+from train.checks import plan, refuse_to_replace_data
 from train.config import RunConfig, load_config
 from train.workers import ROLLED_BACK
 
@@ -55,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if "RANK_SIZE" not in os.environ:  # train.launch has done it for its workers
             plan(config, 1, 0)
+            refuse_to_replace_data(config)
         # Late, so that a refusal does not wait seconds for MindSpore to load.
         from data.prepare import prepare
         from parallel.context import is_distributed

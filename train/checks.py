@@ -1,7 +1,10 @@
 """What can be refused before any worker is started. No MindSpore here, so that a refusal takes no time."""
+import fcntl
 import glob
 from pathlib import Path
 
+from ckpt import store
+from data.manifest import changed, read_manifest
 from parallel.errors import UserError
 from parallel.mesh import Mesh, make_mesh, micro_batches
 from train.config import RunConfig
@@ -44,5 +47,35 @@ def refuse_paths(config: RunConfig) -> None:
         if place.exists() and not place.is_dir():
             raise UserError(f"run.dir / run.name: {place} is a file, not a folder: choose another place, or move it away")
     for key, path in (("ckpt.resume", config.ckpt.resume), ("ckpt.init_from", config.ckpt.init_from)):
-        if isinstance(path, Path) and not path.is_dir():
-            raise UserError(f"{key}: {path}: no such checkpoint folder")
+        if isinstance(path, Path):
+            try:
+                store.given(path)
+            except UserError as error:
+                raise UserError(f"{key}: {error}") from None
+
+
+def refuse_to_replace_data(config: RunConfig) -> None:
+    """Raise UserError where preparing would replace the data that this run goes on with, which then could not be told or read."""
+    root = config.run.folder / "checkpoints"
+    manifest = read_manifest(config.data.prepared_dir)
+    if config.ckpt.resume != "auto" or manifest is None or not root.is_dir() or not (found := store.steps(root)):
+        return
+    try:
+        identity = store.read_state(found[-1])["identity"]
+    except (store.BrokenCheckpoint, KeyError):
+        return
+    ours = (identity.get("tokenizer"), identity.get("samples")) == (manifest.tokenizer.sha256, manifest.sets["train"].sha256)
+    if ours and (problem := changed(manifest, config.data)):
+        raise UserError(f"{config.data.prepared_dir}: {problem}; preparing again would replace what {config.run.folder} has been "
+                        "trained on: give another run.name and data.prepared_dir, or what it was prepared with")
+
+
+def refuse_busy(folder: Path) -> None:
+    """Raise UserError where another process trains in a run's folder, before anything there is touched."""
+    try:
+        with open(folder / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:  # nobody has trained there yet
+        return
+    except BlockingIOError:
+        raise UserError(f"another process is training in {folder}: wait for it, or choose another run.name") from None

@@ -21,10 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from ckpt import store
 from parallel import config_file
 from parallel.errors import UserError
-from train.checks import plan
+from train.checks import plan, refuse_busy, refuse_to_replace_data
 from train.config import load_config
+from train.nodes import NUMBER
 from train.rank_table import check as check_rank_table
 from train.workers import Limits, Topology, environment, run_workers
 
@@ -41,6 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
         topology = None if options.standalone else read_topology(os.environ, options.workers)
         limits = Limits(grace=_whole_number(os.environ, "MINDGPT_GRACE_SECONDS", 30, 1, 86_400))
         plan(config, topology.local * topology.nodes if topology else 1, 0)
+        refuse_to_replace_data(config)
+        if topology and topology.node_rank == 0:  # the rank that holds it trains there
+            refuse_busy(config.run.folder)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
@@ -55,7 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"train.launch: {topology.local} workers here, scheduler at {topology.address}:{topology.port}, logs in "
           f"{config.run.folder / 'logs'}", flush=True)
     command = ["-m", "train", *_options(options.config, options.overrides)]
-    return run_workers(command, topology, config.run.folder / "logs", limits)
+    code = run_workers(command, topology, config.run.folder / "logs", limits)
+    if code == 1 and NUMBER not in os.environ and (kept := store.steps(config.run.folder / "checkpoints")):
+        print(f"train.launch: the same command goes on from the newest whole checkpoint: {kept[-1].name}, or one before it",
+              file=sys.stderr, flush=True)
+    return code
 
 
 def _run_alone(config: str, overrides: list[str]) -> NoReturn:

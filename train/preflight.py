@@ -56,9 +56,11 @@ def preflight(config: RunConfig, args: argparse.Namespace) -> int:
     config, mesh, count = planned(config, args.world_size)
     sizes, plan = plan_of(config, mesh, count)
     ranks = chosen(args.ranks, plan)
-    header(sizes, plan)
+    header(sizes, plan, config)
     from train import dry_compile
     start, peak = time.time(), 0
+    say(f"compiling rank {', '.join(map(str, ranks[:8]))}{' and so on' if len(ranks) > 8 else ''}: minutes each where the model "
+        "is large, nothing where they are from last time")
 
     def compiled(outcome):
         nonlocal peak
@@ -123,11 +125,20 @@ def stage_report(sizes: Sizes, plan: Plan, compiled) -> dict:
             "after_fusion": sum(t.count for t in fused(communication(sizes, plan, plan.mesh.stage), plan))}
 
 
-def header(sizes: Sizes, plan: Plan) -> None:
+def header(sizes: Sizes, plan: Plan, config: RunConfig) -> None:
     """What is being proved."""
     say(f"plan   {plan}; {plan.mesh.world_size} ranks")
     say(describe(sizes))
     say(f"stages of {', '.join(map(str, plan.stage_layers))} layers")
+    for line in short_samples(config):
+        say(line)
+
+
+def short_samples(config: RunConfig) -> list[str]:
+    """A note where the model could read further than its samples go: there are two keys."""
+    length, longest = config.data.seq_length, config.model.seq_length
+    return [f"note   samples have data.seq_length={length} tokens, the model could read model.seq_length={longest}: set both for "
+            "longer ones"] if length < longest else []
 
 
 def describe(sizes: Sizes) -> str:
@@ -186,7 +197,8 @@ def advice(config: RunConfig, args: argparse.Namespace) -> int:
     sizes = sizes_of(resolved(config), 1)
     found = advise(sizes, args.world_size, config.train.global_batch_size, config.parallel.topology,
                    config.parallel.fusion_mb, **given(config))
-    for line in [describe(sizes), *cluster(config.parallel.topology, given(config)["product_bytes"])]:
+    for line in [describe(sizes), *cluster(config.parallel.topology, given(config)["product_bytes"]),
+                 *short_samples(config)]:
         say(line)
     say(f"{len(found)} plans fit; the best {min(SHOWN, len(found))}, by estimate:")
     for i, c in enumerate(found[:SHOWN], 1):

@@ -40,11 +40,16 @@ def write(path: Path, report: dict) -> None:
 def show(report: dict, say: Callable[[str], None]) -> None:
     """A few lines for a person."""
     for name, why in report.get("not_computed", {}).items():
-        say(INDENT + (message("valid.none") if why == NO_TEXT else f"{name}  not computed, {why}"))
+        say(no_text() if why == NO_TEXT else f"{INDENT}{name}  not computed, {why}")
     if stage := report.get("stage"):
         show_stage(stage, say)
     if deep := report.get("deep"):
         show_deep(deep, say)
+
+
+def no_text() -> str:
+    """The line that says so of the tier `stage`."""
+    return INDENT + message("valid.none")
 
 
 def show_stage(stage: dict, say: Callable[[str], None]) -> None:

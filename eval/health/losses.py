@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 
+RECENT = 5               # a spike is above all of so many losses before it: a descent that slows down is none
 MIN_HISTORY = 20         # steps before a spike can be told from the beginning of a run
 NORMAL = 1.4826          # the standard deviation of normal values is this times their median absolute deviation
 SMALLEST_SPREAD = 0.005  # of the median: a loss that hardly moves would make a spike of any ripple
@@ -57,7 +58,8 @@ class LossWindow:
         level = losses - slope * x  # without the descent, which would hide a spike in its spread
         median = middle(level)
         spread = NORMAL * middle(np.abs(level - median))
-        return (loss - median) / max(spread, SMALLEST_SPREAD * abs(median), 1e-12)
+        score = (loss - median) / max(spread, SMALLEST_SPREAD * abs(median), 1e-12)
+        return score if score < self.spike_z or loss > losses[-RECENT:].max() else 0.0
 
     def figures(self) -> dict:
         """loss_mean and loss_std (nats) of the finite ones, loss_z of the last step (robust standard deviations above the median

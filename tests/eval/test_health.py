@@ -164,3 +164,10 @@ def test_histograms_add_up():
 
 def test_the_rows_that_json_gets_are_plain():
     json.dumps(window_of([3.0] * 30), allow_nan=False)
+
+
+def test_a_descent_that_slows_down_is_no_spike():
+    """Held against the straight line that it followed, the losses after its end lie high."""
+    losses = [5.0 - 0.05 * min(step, 60) + 0.002 * (step % 3) for step in range(66)]
+    assert window_of(losses)["spikes"] == 0
+    assert window_of([*losses, losses[-1] + 0.5])["loss_z"] > 6

@@ -10,6 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ckpt import store, writing
 from parallel.errors import UserError
 from tests.conftest import exact, metrics
+from train import launch
+from train.__main__ import main
 from train.run import lock, run
 
 
@@ -253,3 +255,20 @@ def test_a_file_in_place_of_a_folder_is_refused(tiny, place):
     path.write_text("")
     with pytest.raises(UserError, match="is a file, not a folder"):
         run(tiny())
+
+
+def test_data_that_a_run_goes_on_with_is_not_replaced(whole, tiny_yaml, capsys):
+    prepared = tiny_yaml.parent / "prepared" / "manifest.json"
+    before = prepared.read_bytes()
+    assert main(["--config", str(tiny_yaml), "--set", f"run.dir={whole.parent}", "data.seq_length=8"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "prepared with data.seq_length 16 (now 8); preparing again would replace what" in said
+    assert prepared.read_bytes() == before
+
+
+def test_a_launch_into_a_run_that_is_at_work_touches_nothing(tiny_yaml, tmp_path, capsys):
+    (tmp_path / "tiny").mkdir()
+    with lock(tmp_path / "tiny"):
+        assert launch.main(["--config", str(tiny_yaml), "--set", f"run.dir={tmp_path}"]) == 2
+    assert "another process is training in" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "tiny").iterdir()] == [".lock"]

@@ -49,6 +49,7 @@ class Evaluate(Callback):
         self.clock, self.tiers, self.stage_steps, self.deep_steps = clock, tiers, stage_steps, deep_steps
         self.request, self.look_every = run_folder / REQUEST, look_every
         self.last: dict = {}
+        self.told = False  # that the budget allows no text
         self.best: dict | None = None  # {"step", "loss"} of the lowest validation loss of the whole run
         self.dropout_spread: float | None = None  # measured at the first evaluation of this process, in its midst
         self.judge: Callable[[dict], None] = lambda report: None  # is given each report, on rank 0
@@ -101,9 +102,15 @@ class Evaluate(Callback):
             if self.folder is not None:
                 self.folder.mkdir(exist_ok=True)
                 reports.write(reports.path_of(self.folder, step), report)
-                reports.show(report, say)
+                reports.show(report, self.tell)
                 reports.to_tensorboard(report, self.tensorboard)
                 self.judge({**report, "dropout_spread": self.dropout_spread})
+
+    def tell(self, text: str) -> None:
+        """A line on the console; that the budget allows no text, once: it is in every report, and a short run has little else."""
+        if text != reports.no_text() or not self.told:
+            say(text)
+        self.told |= text == reports.no_text()
 
     def requested(self) -> bool:
         """Whether somebody asks for the tier `deep` now; one that cannot be had is declined."""

@@ -40,8 +40,8 @@ class LossSpike(Rule):
         z = row.get("loss_z")
         if z is None or z < self.limit:
             return None
-        return (f"loss {row['loss']:.3f} is {z:.0f} robust standard deviations above the median. Look at the data of this step; "
-                "if it comes again, lower train.lr or train.clip_norm")
+        return (f"loss {row['loss']:.3f} is {z:.0f} robust standard deviations above the steps before. Look at the data of this "
+                "step; if it comes again, lower train.lr or train.clip_norm")
 
 
 class LossVariance(Rule):
