@@ -86,7 +86,7 @@ def lack_of_kernels() -> Iterator[None]:
     except TypeError as error:
         if not (found := re.search(r"Select CPU operator\[(\w+)\] fail.*?get (input\[[^]]*])", str(error), re.DOTALL)):
             raise
-        place = re.search(r"In file (\S+?:\d+)", str(error))
+        place = re.search(r"In file (.+?:\d+)", str(error))
         raise UserError(f"precision: there is no CPU kernel of {found[1]} for {found[2]}{f' at {place[1]}' if place else ''}: "
                         "put the cell into precision.black_list, and it is computed in float32 (python -m train --list-casts "
                         "shows the cells)") from error

@@ -153,7 +153,7 @@ def essence(error: BaseException) -> str:
     text = str(error)
     message = re.split(r"^\s*-{20,}\s*$", text, maxsplit=1, flags=re.MULTILINE)[0]
     lines = [line.rstrip() for line in message.splitlines() if line.strip()][:ERROR_LINES]
-    places = re.findall(r"^# (?:\d+ )?In file ([^\s,~]+)", text, flags=re.MULTILINE)
+    places = re.findall(r"^# (?:\d+ )?In file (.+?:\d+)", text, flags=re.MULTILINE)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return (kind + "\n".join(lines))[:ERROR_LENGTH] + (f"\nat {places[-1]}" if places else "")
 

@@ -105,10 +105,10 @@ def test_gelu(cpu, shape):
 
 @pytest.mark.parametrize("cpu", FORMS)
 def test_gelu_far_from_zero(cpu):
-    x = np.array([[-1e15, -3e4, -100.0, -20.0, 0.0, 20.0, 100.0, 3e4, 1e15]], np.float32)
+    x = np.array([[-3e4, -100.0, -20.0, 0.0, 20.0, 100.0, 3e4]], np.float32)
     y, gradient = evaluate(cpu.Gelu(), np.ones_like(x), (x,), 1, False)
     np.testing.assert_allclose(y, np.maximum(x, 0), atol=1e-6)
-    np.testing.assert_allclose(gradient, [[0, 0, 0, 0, 0.5, 1, 1, 1, 1]], atol=1e-6)
+    np.testing.assert_allclose(gradient, [[0, 0, 0, 0.5, 1, 1, 1]], atol=1e-6)
 
 
 @pytest.mark.parametrize(("batch", "heads", "kv_heads", "t", "head_size"),
