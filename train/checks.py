@@ -2,6 +2,7 @@
 import fcntl
 import glob
 from pathlib import Path
+from typing import TextIO
 
 from ckpt import store
 from data.manifest import changed, read_manifest
@@ -70,12 +71,20 @@ def refuse_to_replace_data(config: RunConfig) -> None:
                         "trained on: give another run.name and data.prepared_dir, or what it was prepared with")
 
 
-def refuse_busy(folder: Path) -> None:
-    """Raise UserError where another process trains in a run's folder, before anything there is touched."""
+def lock(folder: Path) -> TextIO:
+    """An open file that holds the run's folder for this process, until it is closed or the process ends.
+
+    Raises UserError if another process holds it.
+    """
+    file = open(folder / ".lock", "a")  # noqa: SIM115  open for the whole run
     try:
-        with open(folder / ".lock") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:  # nobody has trained there yet
-        return
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f"another process is training in {folder}: wait for it, or choose another run.name") from None
+    return file
+
+
+def refuse_busy(folder: Path) -> None:
+    """Raise UserError where another process trains in a run's folder, before anything there is touched."""
+    if (folder / ".lock").exists():
+        lock(folder).close()

@@ -140,7 +140,8 @@ def to_tensorboard(report: dict, board: TensorBoard) -> None:
 
 def literal(text: str) -> str:
     """As Markdown that shows a text as it is, its line breaks too."""
-    text = re.sub(r"([\\`*_\[\]])", r"\\\1", text.translate(CONTROLS))
+    text = text.translate(CONTROLS).replace("&", "&amp;").replace("<", "&lt;")  # no tag, and no name of a character
+    text = re.sub(r"([\\`*_\[\]])", r"\\\1", text)
     text = re.sub(r"(?m)^([ \t]*)([#>+-])", r"\1\\\2", text)
     text = re.sub(r"(?m)^([ \t]*\d+)\.", r"\1\\.", text)  # no item of a list
     text = re.sub(r"(?m)^[ \t]+", lambda found: "\u00a0" * len(found[0]), text)  # no block of code

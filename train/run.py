@@ -1,5 +1,4 @@
 """One run, from a config to a report: builds every part, resumes if there is something to resume, trains, sums up."""
-import fcntl
 import hashlib
 import json
 import os
@@ -7,8 +6,6 @@ import platform
 import uuid
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TextIO
 
 import mindspore as ms
 import numpy as np
@@ -39,7 +36,7 @@ from train.callbacks.monitor import Monitor
 from train.callbacks.profile import Profile
 from train.callbacks.samples import SampleLog
 from train.callbacks.save import Save
-from train.checks import plan
+from train.checks import lock, plan
 from train.clock import Clock
 from train.compiling import Compiling
 from train.config import RunConfig
@@ -81,19 +78,6 @@ def run(config: RunConfig) -> bool:
     if rank == 0:
         say(message("nothing_to_do", folder=config.run.folder, step=training.first_step, total=config.train.total_steps))
     return True
-
-
-def lock(folder: Path) -> TextIO:
-    """An open file that holds the run's folder for this process, until it is closed or the process ends.
-
-    Raises UserError if another process holds it.
-    """
-    file = open(folder / ".lock", "a")  # noqa: SIM115  open for the whole run
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"another process is training in {folder}: wait for it, or choose another run.name") from None
-    return file
 
 
 def precision_lines(config: RunConfig) -> list[tuple[str, str]]:

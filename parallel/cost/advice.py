@@ -131,7 +131,6 @@ def _why(best: Candidate, fitting: list[Candidate], need: dict[Plan, float], lim
     if plan.recompute != "none":
         yield against("without recompute", lambda p: p.recompute == "none")
 
-
     def cut(p: Plan) -> Plan:
         """All of it but the micro-batches, and the parcels that go with them."""
         return replace(p, micro_batch_size=0, num_micro_batches=0, fusion_mb=0)

@@ -219,6 +219,7 @@ def test_texts_of_the_model_reach_terminal_and_tensorboard_as_they_are(capsys):
     found = reports.literal(wild)
     assert "\x1b" not in found and found.startswith("\\# \u241b\\[2Jone  \n" + "\u00a0" * 4 + "two \\*three\\*")
     assert "\n1\\. five | six\\_  \n\\- seven" in found
+    assert reports.literal("<b>x</b> &lt;") == "&lt;b>x&lt;/b> &amp;lt;"
     deep = {"not_computed": {}, "truncated": 0, "samples": {
         "distinct_2": None, "repetition_4": None, "self_bleu": None, "empty_rate": 0.0,
         "texts": [{"prompt": "a\x1b]0;x\x07", "text": wild}]}}

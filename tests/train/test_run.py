@@ -12,7 +12,8 @@ from parallel.errors import UserError
 from tests.conftest import exact, metrics
 from train import launch
 from train.__main__ import main
-from train.run import lock, run
+from train.checks import lock
+from train.run import run
 
 
 @pytest.fixture(scope="module")

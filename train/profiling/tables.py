@@ -49,14 +49,14 @@ def read_table(path: Path, numbers: Sequence[str], texts: Sequence[str] = (), op
     """
     lines = csv.reader(read_text(path).splitlines())
     try:
-        header, *cells_of_rows = [(lines.line_num, cells) for cells in lines]
+        found = [(lines.line_num, cells) for cells in lines]
     except csv.Error as error:
         raise Broken(f"{path}:{lines.line_num}: no CSV ({error})") from None
-    header = [name.strip() for name in header[1]]
+    header = [name.strip() for name in found[0][1]]
     if lacking := [name for name in (*numbers, *texts) if name not in header]:
         raise Broken(f"{path}: no column {', '.join(lacking)}; it has {', '.join(header)}")
     rows = []
-    for number, cells in cells_of_rows:
+    for number, cells in found[1:]:
         if len(cells) != len(header):
             raise Broken(f"{path}:{number}: half-written, {len(cells)} of {len(header)} columns")
         row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
