@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from ckpt import hf_llama, store, writing
 from parallel.errors import UserError
 from parallel.files import fsync_file, fsync_folder
+from parallel.progress import Progress
 from parallel.yaml_tree import to_yaml
 
 NORMS = {"ln_1": "norm1", "ln_2": "norm2"}
@@ -140,7 +141,11 @@ def export_hf(source: Path, target: Path) -> store.Checkpoint:
     temporary = target.with_name(f".tmp-{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    tensors = {name: np.ascontiguousarray(a) for name, a in to_hf(weights).items()}
+    tensors = {}
+    with Progress("convert", sum(a.nbytes for a in weights.values()), "MB", scale=1e6) as progress:
+        for name, a in to_hf(weights).items():
+            tensors[name] = np.ascontiguousarray(a)
+            progress.advance(a.nbytes)
     save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})  # transformers refuses a file that names no format
     (temporary / "config.json").write_text(json.dumps(config_of(model), indent=2) + "\n", encoding="utf-8")
     for file in temporary.iterdir():
@@ -204,8 +209,11 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) and Path(f).name == f for f in weight_map.values()):
         raise UserError(f"{INDEX}: weight_map must give for each tensor the name of a file in this folder")
     tensors = {}
-    for name in sorted(set(weight_map.values())):
-        tensors |= read_tensors(folder / name)
+    files = [folder / name for name in sorted(set(weight_map.values()))]
+    with Progress("convert", sum(path.stat().st_size for path in files if path.exists()), "MB", scale=1e6) as progress:
+        for path in files:
+            tensors |= read_tensors(path)
+            progress.advance(path.stat().st_size)
     if absent := sorted(weight_map.keys() - tensors.keys()):
         raise UserError(f"tensors of {INDEX} that its files do not hold: {', '.join(absent)}")
     return tensors
